@@ -1,0 +1,174 @@
+"""Frozen dataclasses as command lines.
+
+A process's configuration is one frozen dataclass whose fields are made by
+`option`. `parse` reads it from flags and `SHOAL_*` variables (a flag wins), and
+`to_argv` writes it back, so that a supervisor can start a child from a config.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import types
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
+
+from services import __version__
+
+T = TypeVar("T")
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    group: str = "options",
+    choices: Sequence[str] | None = None,
+    metavar: str | None = None,
+) -> Any:
+    """A dataclass field that is also the flag `--its-name` and `SHOAL_ITS_NAME`."""
+    metadata = {"help": help, "group": group, "choices": choices, "metavar": metavar}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def parse(cls: type[T], argv: Sequence[str], *, prog: str, description: str) -> T:
+    """Reads a config from a command line and the environment.
+
+    Raises SystemExit(2) with a usage line on bad input and SystemExit(0) on --help.
+    """
+    parser = build_parser(cls, prog=prog, description=description)
+    return from_namespace(cls, parser, parser.parse_args(argv))
+
+
+def build_parser(cls: type, *, prog: str, description: str) -> argparse.ArgumentParser:
+    """The parser of a config class, its flags in the order and groups of the fields."""
+    parser = argparse.ArgumentParser(
+        prog=prog, description=description, formatter_class=_HelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"shoal {__version__}")
+    groups: dict[str, Any] = {}
+    hints = typing.get_type_hints(cls)
+    for field in _options(cls):
+        title = field.metadata["group"]
+        group = groups.get(title)
+        if group is None:
+            group = groups[title] = parser.add_argument_group(title)
+        _add_flag(group, field, hints[field.name])
+    return parser
+
+
+def from_namespace(cls: type[T], parser: argparse.ArgumentParser, args: argparse.Namespace) -> T:
+    """Builds the config from parsed arguments, the environment filling the gaps."""
+    hints = typing.get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for field in _options(cls):
+        if hasattr(args, field.name):
+            values[field.name] = getattr(args, field.name)
+            continue
+        name = env_name(field.name)
+        text = os.environ.get(name)
+        if text is None:
+            continue
+        try:
+            values[field.name] = _converter(hints[field.name])(text)
+        except (ValueError, argparse.ArgumentTypeError) as error:
+            parser.error(f"environment variable {name}: {error}")
+        choices = _choices(field, hints[field.name])
+        if choices and values[field.name] not in choices:
+            parser.error(f"environment variable {name}: choose from {', '.join(choices)}")
+    try:
+        return cls(**values)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def to_argv(config: Any) -> list[str]:
+    """The flags that rebuild a config: those that differ from the defaults."""
+    argv: list[str] = []
+    for field in _options(type(config)):
+        value = getattr(config, field.name)
+        if value == field.default:
+            continue
+        flag = flag_name(field.name)
+        if isinstance(value, bool):
+            argv.append(flag if value else f"--no-{flag[2:]}")
+        elif isinstance(value, tuple):
+            argv.append(f"{flag}={','.join(value)}")
+        else:
+            argv.append(f"{flag}={value}")
+    return argv
+
+
+def flag_name(field_name: str) -> str:
+    return "--" + field_name.replace("_", "-")
+
+
+def env_name(field_name: str) -> str:
+    return "SHOAL_" + field_name.upper()
+
+
+def _options(cls: type) -> list[dataclasses.Field[Any]]:
+    return [field for field in dataclasses.fields(cls) if "help" in field.metadata]
+
+
+def _add_flag(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
+    text = field.metadata["help"]
+    default = field.default
+    if default not in (None, (), "", False) and "default" not in text.lower():
+        text += f" (default: {','.join(default) if isinstance(default, tuple) else default})"
+    kwargs: dict[str, Any] = {"help": text.replace("%", "%%"), "default": argparse.SUPPRESS}
+    if hint is bool:
+        action: Any = argparse.BooleanOptionalAction if default else "store_true"
+        group.add_argument(flag_name(field.name), dest=field.name, action=action, **kwargs)
+        return
+    choices = _choices(field, hint)
+    if choices:
+        kwargs["choices"] = choices
+    elif field.metadata["metavar"]:
+        kwargs["metavar"] = field.metadata["metavar"]
+    group.add_argument(flag_name(field.name), dest=field.name, type=_converter(hint), **kwargs)
+
+
+def _choices(field: dataclasses.Field[Any], hint: Any) -> tuple[str, ...] | None:
+    if typing.get_origin(hint) is Literal:
+        return typing.get_args(hint)
+    choices = field.metadata["choices"]
+    return tuple(choices) if choices else None
+
+
+def _converter(hint: Any) -> Callable[[str], Any]:
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        (inner,) = [arg for arg in typing.get_args(hint) if arg is not type(None)]
+        return _converter(inner)
+    if origin is Literal:
+        return str
+    if origin is tuple:
+        return _split
+    if hint is bool:
+        return _boolean
+    if hint in (int, float, str):
+        return hint  # type: ignore[no-any-return]
+    raise TypeError(f"no command-line form for {hint}")
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _boolean(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered in ("1", "true", "yes", "on"):
+        return True
+    if lowered in ("0", "false", "no", "off", ""):
+        return False
+    raise ValueError(f"{text!r} is not a boolean; say true or false")
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Flags in one column wide enough for the longest."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=36, width=100)

@@ -1,0 +1,80 @@
+"""How a Shoal process starts, stops and dies.
+
+Every child asks the kernel to kill it when its parent dies, so that a fleet
+leaves nothing behind even when its supervisor is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, NoReturn
+
+from services.common.errors import StartupError
+
+_PR_SET_PDEATHSIG = 1
+PARENT_ENV = "SHOAL_PARENT_PID"
+
+log = logging.getLogger(__name__)
+
+
+def child_environment() -> dict[str, str]:
+    """The environment for a child that is to die with this process."""
+    return {**os.environ, PARENT_ENV: str(os.getpid())}
+
+
+def die_with_parent() -> None:
+    """Asks for SIGKILL when the parent dies, if the parent asked for that.
+
+    The parent's death is that of the *thread* that forked (prctl(2)), so
+    supervisors spawn from their main thread.
+    """
+    expected = os.environ.pop(PARENT_ENV, None)
+    if expected is None or not sys.platform.startswith("linux"):
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != int(expected):  # it died before we asked
+        os._exit(1)
+
+
+def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, int | None]]) -> NoReturn:
+    """Runs a service's main coroutine and exits with its status.
+
+    `main` gets an event that SIGTERM or SIGINT sets: drain, then return. A second
+    signal ends the process at once. uvloop is used where it loads.
+    """
+    die_with_parent()
+    try:
+        import uvloop
+
+        runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+    except ImportError:
+        runner = asyncio.Runner()
+    try:
+        with runner:
+            status = runner.run(_with_signals(main)) or 0
+    except StartupError as error:
+        print(f"shoal: {error}", file=sys.stderr, flush=True)
+        status = 1
+    sys.exit(status)
+
+
+async def _with_signals(main: Callable[[asyncio.Event], Coroutine[Any, Any, int | None]]) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: int) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    return await main(stop) or 0

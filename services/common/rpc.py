@@ -1,0 +1,225 @@
+"""Everything about gRPC that must be the same on both sides of a wire.
+
+Message limits, keepalive, reconnect backoff, heartbeats, the error interceptor,
+health and reflection live here and nowhere else. Channels and servers are made
+inside a running loop, never before a fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any, Generic, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from services.common.errors import InternalError, ShoalError
+
+log = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # between Shoal's own services
+MAX_PUBLIC_MESSAGE_BYTES = 16 * 1024 * 1024  # from clients of the gateway
+
+HEARTBEAT_SECONDS = 1.0  # each side of a session sends something at least this often
+PEER_TIMEOUT_SECONDS = 5.0  # a peer silent for this long is dead, even if TCP is up
+
+_KEEPALIVE_MS = 20_000
+_MIN_PING_INTERVAL_MS = 10_000  # servers accept pings at twice the rate clients send them
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+    # Two channels to one address (a restarted session) must not share a broken subchannel.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+def server_options(*, public: bool) -> tuple[tuple[str, int], ...]:
+    """Options of a listener; a public one takes smaller messages."""
+    limit = MAX_PUBLIC_MESSAGE_BYTES if public else MAX_MESSAGE_BYTES
+    return (
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", limit),
+        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.so_reuseport", 0),
+    )
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """A channel to `host:port` or `unix:/path`."""
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+class Server:
+    """A gRPC server with health, reflection and the error interceptor.
+
+    Register servicers on `self.grpc`, then `await start(address)`. Health starts as
+    NOT_SERVING for every service and for the server as a whole ("").
+    """
+
+    def __init__(self, service_names: Iterable[str], *, public: bool = False) -> None:
+        self.grpc = grpc.aio.server(
+            options=server_options(public=public), interceptors=[_ErrorInterceptor()]
+        )
+        self._names = ["", *service_names]
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        reflection.enable_server_reflection(
+            [*self._names[1:], health.SERVICE_NAME, reflection.SERVICE_NAME], self.grpc
+        )
+
+    async def start(self, address: str) -> str:
+        """Listens, and returns the address with the real port."""
+        await self.set_serving(False)
+        port = self.grpc.add_insecure_port(address)
+        await self.grpc.start()
+        if address.startswith("unix:"):
+            return address
+        return f"{address.rpartition(':')[0]}:{port}"
+
+    async def set_serving(self, serving: bool) -> None:
+        """Publishes the instance's readiness at grpc.health.v1."""
+        states = health_pb2.HealthCheckResponse.ServingStatus
+        status = states.SERVING if serving else states.NOT_SERVING
+        for name in self._names:
+            await self._health.set(name, status)
+
+    async def stop(self, grace: float) -> None:
+        """Stops listening, gives calls `grace` seconds, then cancels them."""
+        await self.grpc.stop(grace)
+
+
+M = TypeVar("M", bound=Message)
+
+
+class Outbox(Generic[M]):
+    """What one side of a session will send next.
+
+    Callers change `pending` and call `notify`; neither ever waits. `run` writes
+    `pending` whole and starts a new one, so whatever is added while a write is in
+    flight merges into the next message. After a second without news it writes an
+    empty message, the heartbeat.
+    """
+
+    def __init__(self, new: Callable[[], M]) -> None:
+        self._new = new
+        self.pending: M = new()
+        self._dirty = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def notify(self) -> None:
+        """Tells the writer that `pending` has something to send."""
+        self._dirty.set()
+        self._idle.clear()
+
+    async def flushed(self) -> None:
+        """Returns once everything added so far has been written."""
+        await self._idle.wait()
+
+    async def run(self, write: Callable[[M], Awaitable[None]]) -> None:
+        """Writes until `write` raises or the task is cancelled."""
+        while True:
+            if not self._dirty.is_set():
+                try:
+                    async with asyncio.timeout(HEARTBEAT_SECONDS):
+                        await self._dirty.wait()
+                except TimeoutError:
+                    await write(self._new())
+                    continue
+            self._dirty.clear()
+            message, self.pending = self.pending, self._new()
+            await write(message)
+            if not self._dirty.is_set():
+                self._idle.set()
+
+
+async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: ShoalError) -> None:
+    """Ends a call with an error's status and message."""
+    trailers: tuple[tuple[str, str], ...] = ()
+    if error.param:
+        trailers += (("shoal-error-param", error.param.encode("ascii", "replace").decode()),)
+    if error.status.code:
+        trailers += (("shoal-error-code", error.status.code),)
+    if error.retry_after is not None:
+        trailers += (("retry-after", str(max(1, round(error.retry_after)))),)
+    await context.abort(error.status.grpc, error.message, trailers)
+
+
+class _ErrorInterceptor(grpc.aio.ServerInterceptor[Any, Any]):
+    """Turns errors that leave a handler into statuses. One of two broad excepts in Shoal."""
+
+    async def intercept_service(
+        self, continuation: Any, handler_call_details: grpc.HandlerCallDetails
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = handler_call_details.method
+        if handler.response_streaming:
+            kind = "stream_stream" if handler.request_streaming else "unary_stream"
+            wrap: Any = _wrap_stream
+        else:
+            kind = "stream_unary" if handler.request_streaming else "unary_unary"
+            wrap = _wrap_unary
+        inner = getattr(handler, kind)
+        if not (inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner)):
+            return handler  # health and reflection bring their own kinds of handlers
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        return make(
+            wrap(inner, method),
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+
+def _wrap_unary(inner: Any, method: str) -> Any:
+    async def call(request: Any, context: Any) -> Any:
+        try:
+            return await inner(request, context)
+        except ShoalError as error:
+            await abort_with(context, error)
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except Exception:
+            log.exception("fault in %s", method)
+            await abort_with(context, InternalError("internal error"))
+
+    return call
+
+
+def _wrap_stream(inner: Any, method: str) -> Any:
+    if inspect.isasyncgenfunction(inner):
+
+        async def iterate(request: Any, context: Any) -> AsyncIterator[Any]:
+            try:
+                async for response in inner(request, context):
+                    yield response
+            except ShoalError as error:
+                await abort_with(context, error)
+            except (asyncio.CancelledError, grpc.aio.AbortError):
+                raise
+            except Exception:
+                log.exception("fault in %s", method)
+                await abort_with(context, InternalError("internal error"))
+
+        return iterate
+    return _wrap_unary(inner, method)

@@ -1,0 +1,226 @@
+"""A generation as the gateway's front ends and its core speak of it.
+
+REST and gRPC turn their own requests into a `GenerationRequest`, and `Chunk`s
+back into their own answers. Nothing here knows of either, nor of the sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One function call of an assistant message; `arguments` is JSON as text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation. `content` None is JSON null."""
+
+    role: str
+    content: str | None
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation for the model's chat template."""
+
+    messages: tuple[Message, ...]
+    tools_json: str = ""
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_kwargs_json: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Text, encoded with the tokenizer's own BOS rule."""
+
+    text: str
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """Token ids, used as they are."""
+
+    token_ids: tuple[int, ...]
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling options, every default filled in; see `shoal.v1.SamplingParams`.
+
+    `max_tokens` None means the rest of the context; `seed` None is replaced by a
+    random one before the request leaves the gateway.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """Stop strings and rendering."""
+
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One request: one prompt, n choices.
+
+    `timeout` is in seconds from arrival. Field values were checked by the front end
+    that made it (`services.gateway.validate`); what depends on the model (context,
+    vocabulary) is checked by the core.
+    """
+
+    request_id: str
+    model: str  # empty: the only one served
+    prompt: Prompt
+    sampling: Sampling = Sampling()
+    text: TextOptions = TextOptions()
+    n: int = 1
+    timeout: float | None = None
+    priority: int = 0
+    cache_salt: str = ""
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of one token; `top` holds (token id, logprob), likeliest first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(slots=True)
+class Chunk:
+    """News of one choice.
+
+    `token_ids` are the ids that went into the text since the last chunk of this
+    choice (their bytes may still be held back), and `logprobs` theirs if asked for.
+    The last chunk of a choice has a `finish_reason`.
+    """
+
+    index: int
+    text: str
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None  # the stop string or stop token id that matched
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts over all choices, the prompt counted once."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+class Generation(Protocol):
+    """A request that a worker has accepted."""
+
+    prompt_token_ids: Sequence[int]
+    prompt_logprobs: Sequence[TokenLogprobs] | None  # set before the first chunk, if asked for
+
+    @property
+    def usage(self) -> Usage:
+        """Counts so far; final once every choice has finished."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        """Chunks of all choices as they come; ends when every choice has finished.
+
+        Raises a ShoalError if the request fails later.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Gives the request up wherever it is; harmless after the end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """One served model."""
+
+    id: str
+    max_model_len: int
+    created: int
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether requests can be served, and if not, why ("no worker is ready")."""
+
+    ready: bool
+    reasons: tuple[str, ...] = ()
+
+
+class Gateway(Protocol):
+    """The core that every front end calls."""
+
+    async def start(self, request: GenerationRequest) -> Generation:
+        """Encodes, checks, routes; returns when a worker has accepted every choice.
+
+        Raises:
+            InvalidRequest, ContextLengthExceeded, ModelNotFound, Overloaded,
+            Unavailable, DeadlineExceeded.
+        """
+        ...
+
+    async def tokenize(
+        self, model: str, prompt: ChatPrompt | TextPrompt, *, return_token_strs: bool = False
+    ) -> tuple[Sequence[int], Sequence[str] | None]:
+        """The prompt's ids, and each id's spelling if asked for."""
+        ...
+
+    async def detokenize(self, model: str, token_ids: Sequence[int]) -> str: ...
+
+    async def token_bytes(self, token_ids: Sequence[int]) -> Sequence[bytes]:
+        """The bytes of single tokens, for log-probabilities; cached."""
+        ...
+
+    def models(self) -> Sequence[ModelCard]: ...
+
+    def readiness(self) -> Readiness: ...
+
+    async def flush_cache(self) -> None:
+        """Drops every worker's unused prefixes."""
+        ...

@@ -1,0 +1,37 @@
+"""What a tokenizer or a detokenizer is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from services.common.config import option
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """The configuration of both roles."""
+
+    address: str = option(
+        "127.0.0.1:50061", "where the gRPC server listens: host:port or unix:/path", group="server"
+    )
+    admin_address: str = option(
+        "",
+        "where /livez, /readyz and /metrics are served over HTTP; default: nowhere",
+        group="server",
+    )
+    drain_timeout: float = option(30.0, "seconds that open work gets after SIGTERM", group="server")
+    log_level: Literal["debug", "info", "warning", "error"] = option(
+        "info", "least severe log line shown", group="server"
+    )
+    log_format: Literal["auto", "json", "human"] = option(
+        "auto", "form of log lines; auto is human on a terminal, json elsewhere", group="server"
+    )
+    model: str = option(
+        "",
+        "hub id, local directory or .gguf file; default: the embedded SmolLM2-135M-Instruct",
+        group="model",
+    )
+    num_threads: int = option(
+        0, "threads that encode; default: one, and one more for long prompts", group="model"
+    )

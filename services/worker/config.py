@@ -1,0 +1,117 @@
+"""What a worker pod is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from services.common.config import option
+
+_SERVER = "server"
+_MODEL = "model"
+_SCHEDULE = "scheduling"
+_CACHE = "KV cache"
+_PARALLEL = "parallelism"
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """The agent's and the ranks' configuration; the ranks get the agent's, unchanged.
+
+    Zero means "work it out" where the help says so; the resolved values are in
+    `services.worker.core.EngineInfo`, never written back here.
+    """
+
+    address: str = option(
+        "127.0.0.1:50051", "where the gRPC server listens: host:port or unix:/path", group=_SERVER
+    )
+    admin_address: str = option(
+        "",
+        "where /livez, /readyz and /metrics are served over HTTP; default: nowhere",
+        group=_SERVER,
+    )
+    drain_timeout: float = option(
+        30.0, "seconds that running requests get after SIGTERM", group=_SERVER
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = option(
+        "info", "least severe log line shown", group=_SERVER
+    )
+    log_format: Literal["auto", "json", "human"] = option(
+        "auto", "form of log lines; auto is human on a terminal, json elsewhere", group=_SERVER
+    )
+
+    model: str = option(
+        "",
+        "hub id, local directory or .gguf file; default: the embedded SmolLM2-135M-Instruct",
+        group=_MODEL,
+    )
+    served_model_name: str = option(
+        "", "the model's name in requests; default: the last part of --model", group=_MODEL
+    )
+    engine: Literal["torch", "fake"] = option(
+        "torch",
+        "torch runs the model; fake makes tokens from a hash, without weights",
+        group=_MODEL,
+    )
+    fake_step_ms: float = option(
+        0.0, "with --engine fake: how long each step takes, in milliseconds", group=_MODEL
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto",
+        "weights and activations; auto is float32 on a CPU and the model's own on a GPU",
+        group=_MODEL,
+    )
+    attention_backend: Literal["auto", "cpu", "flashinfer", "torch_reference"] = option(
+        "auto", "attention kernels; auto is flashinfer on a GPU and cpu elsewhere", group=_MODEL
+    )
+    max_model_len: int = option(
+        0,
+        "the most tokens of prompt and output together; default: the model's context, or what"
+        " the KV pool holds if that is less",
+        group=_MODEL,
+    )
+
+    schedule: Literal["prefill-first", "decode-first", "mixed"] = option(
+        "mixed", "what a batch is made of first", group=_SCHEDULE
+    )
+    max_running_requests: int = option(256, "the most requests in a batch", group=_SCHEDULE)
+    max_queue: int = option(
+        2048, "the most requests waiting; more are refused with 429", group=_SCHEDULE
+    )
+    max_prefill_tokens: int = option(
+        0,
+        "the most prompt tokens in one batch; longer prompts are cut into chunks (default: 512"
+        " on a CPU, 8192 on a GPU)",
+        group=_SCHEDULE,
+    )
+    disable_overlap: bool = option(
+        False, "run scheduling and the model one after the other", group=_SCHEDULE
+    )
+
+    cache: Literal["radix", "none"] = option(
+        "radix", "radix shares the KV of common prefixes; none does not", group=_CACHE
+    )
+    page_size: int = option(16, "tokens a KV page: a power of two, 1 to 64", group=_CACHE)
+    num_pages: int = option(
+        0, "KV pages; default: from --memory-ratio on a GPU, at most 4 GiB on a CPU", group=_CACHE
+    )
+    memory_ratio: float = option(
+        0.9, "share of GPU memory for weights and KV together", group=_CACHE
+    )
+
+    tp: int = option(1, "tensor-parallel ranks", group=_PARALLEL)
+    num_threads: int = option(
+        0, "CPU threads a rank; default: all cores divided by the ranks", group=_PARALLEL
+    )
+
+    def __post_init__(self) -> None:
+        if self.page_size not in (1, 2, 4, 8, 16, 32, 64):
+            raise ValueError(f"--page-size {self.page_size} is not a power of two from 1 to 64")
+        for name in ("max_running_requests", "max_queue", "tp"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
+        for name in ("num_pages", "max_model_len", "max_prefill_tokens", "num_threads"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"--{name.replace('_', '-')} must not be negative")
+        if not 0 < self.memory_ratio <= 1:
+            raise ValueError("--memory-ratio must be above 0 and at most 1")
