@@ -1,0 +1,26 @@
+"""Shared fleets: one with the real model, one with the fake engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.served import ServedFleet
+
+
+@pytest.fixture(scope="session")
+def fleet() -> Iterator[ServedFleet]:
+    """The default fleet, serving the embedded model."""
+    with ServedFleet() as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def fake_fleet() -> Iterator[ServedFleet]:
+    """A fleet with the fake engine and the byte vocabulary, two instances of each service."""
+    with ServedFleet(
+        *("--engine", "fake", "--model", "byte", "--fake-step-ms", "2"),
+        *("--workers", "2", "--tokenizers", "2", "--detokenizers", "2"),
+    ) as served:
+        yield served

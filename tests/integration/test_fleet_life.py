@@ -1,0 +1,220 @@
+"""Load, leaving clients, idleness and dead services, on real processes and sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from typing import Any
+
+import httpx
+import psutil
+
+from tests.integration.served import ServedFleet, eventually
+
+STREAMS = 200
+
+
+def _held(fleet: ServedFleet) -> dict[str, float]:
+    """Everything that a request holds in any process, by metric; empty when all is let go."""
+    watched = {
+        "gateway": ("shoal_gateway_requests_in_flight", "shoal_gateway_open_handles"),
+        "tokenizer": ("shoal_tokenizer_jobs_in_flight",),
+        "detokenizer": ("shoal_detokenizer_open_texts",),
+        "worker": (
+            "shoal_worker_handles",
+            "shoal_worker_engine_requests",
+            'shoal_worker_pages{state="locked"}',
+            'shoal_worker_pages{state="in_flight"}',
+            "vllm:num_requests_running",
+            "vllm:num_requests_waiting",
+        ),
+    }
+    held: dict[str, float] = {}
+    for role, names in watched.items():
+        metrics = fleet.metrics(role)
+        for name in names:
+            stem, brace, labels = name.partition("{")
+            samples = {
+                key: value
+                for key, value in metrics.items()
+                if key.partition("{")[0] == stem and (not brace or labels.rstrip("}") in key)
+            }
+            assert samples, f"{role} has no metric {name}: {sorted(metrics)}"
+            held.update({key: value for key, value in samples.items() if value})
+    return held
+
+
+def assert_nothing_is_held(fleet: ServedFleet, *, timeout: float = 10.0) -> None:
+    eventually(lambda: not _held(fleet), timeout=timeout, what=lambda: _held(fleet))
+
+
+async def _stream(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, list[str], int]:
+    """Text, finish reasons and [DONE]s of one streamed completion."""
+    text, finishes, dones = "", [], 0
+    async with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+        assert response.status_code == 200, await response.aread()
+        async for line in response.aiter_lines():
+            if not line.startswith("data: "):
+                continue
+            data = line.removeprefix("data: ")
+            if data == "[DONE]":
+                dones += 1
+                continue
+            assert not dones, "an event after [DONE]"
+            choice = json.loads(data)["choices"][0]
+            text += choice["text"]
+            if choice["finish_reason"]:
+                finishes.append(choice["finish_reason"])
+    return text, finishes, dones
+
+
+async def test_two_hundred_streams_at_once(fleet: ServedFleet) -> None:
+    limits = httpx.Limits(max_connections=STREAMS)
+    async with httpx.AsyncClient(base_url=fleet.url, timeout=300, limits=limits) as client:
+        results = await asyncio.gather(
+            *(
+                _stream(
+                    client,
+                    {
+                        "prompt": f"Story number {number}: once upon a time",
+                        "max_tokens": 4 + number % 8,
+                        "temperature": 0,
+                        "ignore_eos": True,
+                    },
+                )
+                for number in range(STREAMS)
+            )
+        )
+    for text, finishes, dones in results:
+        assert text
+        assert finishes == ["length"]
+        assert dones == 1
+    assert_nothing_is_held(fleet)
+
+
+def _send_raw(fleet: ServedFleet, path: str, body: dict[str, Any]) -> socket.socket:
+    """Sends one request on a socket of its own and leaves the answer unread."""
+    host, _, port = fleet.url.removeprefix("http://").rpartition(":")
+    raw = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(raw)}\r\n\r\n"
+    )
+    connection = socket.create_connection((host, int(port)), timeout=30)
+    connection.sendall(head.encode() + raw)
+    return connection
+
+
+def _abort_counts(fleet: ServedFleet) -> dict[str, float]:
+    metrics = fleet.metrics("worker")
+    prefix = "shoal_abort_to_kv_free_seconds"
+    return {key: value for key, value in metrics.items() if key.startswith(prefix)}
+
+
+def test_a_client_that_leaves_frees_its_pages(fleet: ServedFleet) -> None:
+    """Streamed or not, before or after the first byte."""
+    before = _abort_counts(fleet)
+    rounds = 0
+    for stream in (True, False):
+        for wait_for_byte in (True, False):
+            if wait_for_byte and not stream:
+                continue  # a plain answer's first byte is its last
+            connection = _send_raw(
+                fleet,
+                "/v1/completions",
+                {
+                    "prompt": "Count for ever: 1, 2, 3,",
+                    "max_tokens": 4000,
+                    "ignore_eos": True,
+                    "stream": stream,
+                },
+            )
+            if wait_for_byte:
+                assert connection.recv(1)
+            else:
+                eventually(lambda: fleet.metrics("worker")["shoal_worker_handles"] == 1, timeout=10)
+            connection.close()
+            assert_nothing_is_held(fleet, timeout=5)
+            rounds += 1
+    after = _abort_counts(fleet)
+    name = "shoal_abort_to_kv_free_seconds"
+    assert after[f"{name}_count"] - before[f"{name}_count"] == rounds
+    seconds = (after[f"{name}_sum"] - before[f"{name}_sum"]) / rounds
+    step = fleet.metrics("worker")["shoal_worker_step_seconds_sum"] / max(
+        1.0, fleet.metrics("worker")["shoal_worker_step_seconds_count"]
+    )
+    print(f"abort to free: {seconds * 1000:.1f} ms on average; a step takes {step * 1000:.1f} ms")
+
+
+def test_an_idle_fleet_uses_no_cpu(fleet: ServedFleet) -> None:
+    assert_nothing_is_held(fleet)
+    window = 10.0
+    processes = fleet.tree()
+    before = {p.pid: sum(p.cpu_times()[:2]) for p in processes}
+    time.sleep(window)  # the window that is measured
+    used = {p.pid: sum(p.cpu_times()[:2]) - before[p.pid] for p in processes}
+    share = sum(used.values()) / window
+    names = {p.pid: " ".join(p.cmdline()[2:5]) for p in processes}
+    print(f"idle fleet: {share:.2%} of a core over {window:.0f} s in {len(processes)} processes")
+    for pid, seconds in sorted(used.items(), key=lambda item: -item[1]):
+        print(f"  {seconds / window:.2%} {names[pid]}")
+    assert share < 0.01
+
+
+def test_a_killed_service_is_noticed_and_restarted() -> None:
+    with ServedFleet("--engine", "fake", "--model", "byte") as fleet:
+        for role in ("worker", "tokenizer", "detokenizer"):
+            (entry,) = fleet.processes(role)
+            printed = len(fleet.log)
+            os.kill(entry["pid"], signal.SIGKILL)
+            took = eventually(lambda: _status(fleet, "/readyz") == 503, timeout=5)
+            refused = _complete(fleet)
+            print(f"{role} killed: /readyz 503 after {took:.2f} s")
+            if refused.status_code != 200:  # it may be back already
+                assert refused.status_code == 503
+                assert refused.json()["error"]["type"] == "service_unavailable_error"
+            eventually(lambda: _status(fleet, "/readyz") == 200, timeout=30)
+            assert any(entry["name"] in line for line in fleet.log[printed:]), fleet.log[printed:]
+            answer = _complete(fleet)
+            assert answer.status_code == 200, answer.text
+        gateway = fleet.processes("gateway")[0]
+        os.kill(gateway["pid"], signal.SIGKILL)
+        eventually(lambda: _status(fleet, "/readyz") == 200, timeout=30)
+        assert _complete(fleet).status_code == 200
+
+
+def test_nothing_outlives_a_killed_supervisor() -> None:
+    fleet = ServedFleet("--engine", "fake", "--model", "byte")
+    try:
+        family = fleet.tree()
+        assert len(family) >= 6  # supervisor, gateway, tokenizer, detokenizer, agent, rank
+        fleet.process.kill()
+        gone, alive = psutil.wait_procs(family, timeout=10)
+        assert not alive, [p.cmdline() for p in alive]
+    finally:
+        fleet.stop()
+
+
+def test_interrupt_ends_everything_cleanly() -> None:
+    fleet = ServedFleet("--engine", "fake", "--model", "byte")
+    family = fleet.tree()
+    assert fleet.stop() == 0, fleet.log[-20:]
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert not alive, [p.cmdline() for p in alive]
+
+
+def _status(fleet: ServedFleet, path: str) -> int:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"{fleet.url}{path}", timeout=5).status_code
+    return 0
+
+
+def _complete(fleet: ServedFleet) -> httpx.Response:
+    return httpx.post(
+        f"{fleet.url}/v1/completions", json={"prompt": "hi", "max_tokens": 3}, timeout=30
+    )
