@@ -13,7 +13,7 @@ import os
 import types
 import typing
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 from services import __version__
 
@@ -33,10 +33,32 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def borrow(cls: type, name: str, **changes: Any) -> Any:
+    """The field `name` of another config: its default and help keep their one home there.
+
+    `changes` replace parts of its description (`help`, `group`).
+    """
+    (source,) = [field for field in _options(cls) if field.name == name]
+    choices = _choices(source, typing.get_type_hints(cls)[name])
+    metadata = {**source.metadata, "choices": choices, **changes}
+    return dataclasses.field(default=source.default, metadata=metadata)
+
+
+def share(cls: type[T], config: Any, **own: Any) -> T:
+    """A config of class `cls` with what `config` has under the same names, and `own`."""
+    names = {field.name for field in _options(cls)}
+    shared = {
+        field.name: getattr(config, field.name)
+        for field in _options(type(config))
+        if field.name in names
+    }
+    return cls(**{**shared, **own})
+
+
 def parse(cls: type[T], argv: Sequence[str], *, prog: str, description: str) -> T:
     """Reads a config from a command line and the environment.
 
-    Raises SystemExit(2) with a usage line on bad input and SystemExit(0) on --help.
+    Raises SystemExit(2) after one sentence on bad input and SystemExit(0) on --help.
     """
     parser = build_parser(cls, prog=prog, description=description)
     return from_namespace(cls, parser, parser.parse_args(argv))
@@ -44,7 +66,7 @@ def parse(cls: type[T], argv: Sequence[str], *, prog: str, description: str) -> 
 
 def build_parser(cls: type, *, prog: str, description: str) -> argparse.ArgumentParser:
     """The parser of a config class, its flags in the order and groups of the fields."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=prog, description=description, formatter_class=_HelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"shoal {__version__}")
@@ -165,6 +187,13 @@ def _boolean(text: str) -> bool:
     if lowered in ("0", "false", "no", "off", ""):
         return False
     raise ValueError(f"{text!r} is not a boolean; say true or false")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Answers a mistake with one sentence, not with the list of all flags."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 class _HelpFormatter(argparse.HelpFormatter):
