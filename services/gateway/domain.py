@@ -213,7 +213,7 @@ class Gateway(Protocol):
 
     async def detokenize(self, model: str, token_ids: Sequence[int]) -> str: ...
 
-    async def token_bytes(self, token_ids: Sequence[int]) -> Sequence[bytes]:
+    async def token_bytes(self, token_ids: Sequence[int], model: str = "") -> Sequence[bytes]:
         """The bytes of single tokens, for log-probabilities; cached."""
         ...
 
