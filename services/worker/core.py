@@ -135,6 +135,7 @@ class StepResult:
     logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)  # row -> sampled token
     prompt_logprobs: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)
     duration: float = 0.0  # seconds the device was busy with it
+    idle: float = 0.0  # seconds the device had nothing to run before it
 
 
 @dataclass(frozen=True, slots=True)
