@@ -67,7 +67,11 @@ def parse(cls: type[T], argv: Sequence[str], *, prog: str, description: str) -> 
 def build_parser(cls: type, *, prog: str, description: str) -> argparse.ArgumentParser:
     """The parser of a config class, its flags in the order and groups of the fields."""
     parser = _Parser(
-        prog=prog, description=description, formatter_class=_HelpFormatter, allow_abbrev=False
+        prog=prog,
+        usage=f"{prog} [flags]",
+        description=description,
+        formatter_class=_HelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"shoal {__version__}")
     groups: dict[str, Any] = {}
@@ -148,8 +152,8 @@ def _add_flag(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
     choices = _choices(field, hint)
     if choices:
         kwargs["choices"] = choices
-    elif field.metadata["metavar"]:
-        kwargs["metavar"] = field.metadata["metavar"]
+    else:
+        kwargs["metavar"] = field.metadata["metavar"] or ("TEXT" if hint is str else "N")
     group.add_argument(flag_name(field.name), dest=field.name, type=_converter(hint), **kwargs)
 
 

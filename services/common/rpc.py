@@ -11,7 +11,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import grpc
 import grpc.aio
@@ -164,7 +164,13 @@ async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: ShoalEr
     await context.abort(error.status.grpc, error.message, trailers)
 
 
-class _ErrorInterceptor(grpc.aio.ServerInterceptor[Any, Any]):
+if TYPE_CHECKING:
+    _ServerInterceptor = grpc.aio.ServerInterceptor[Any, Any]
+else:
+    _ServerInterceptor = grpc.aio.ServerInterceptor  # generic in its type stubs only
+
+
+class _ErrorInterceptor(_ServerInterceptor):
     """Turns errors that leave a handler into statuses. One of two broad excepts in Shoal."""
 
     async def intercept_service(

@@ -1,0 +1,48 @@
+"""`shoal serve`: a local fleet until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from services.common import logs, process
+from services.common.config import parse
+from services.fleet.config import FleetConfig
+from services.fleet.display import open_display
+from services.fleet.local import LocalFleet
+
+
+def main(argv: Sequence[str]) -> NoReturn:
+    """Serves until SIGINT or SIGTERM; a second signal ends everything at once."""
+    config = parse(
+        FleetConfig,
+        argv,
+        prog="shoal serve",
+        description="Starts a gateway, tokenizers, detokenizers and workers on this machine.",
+    )
+
+    async def serve(stop: asyncio.Event) -> None:
+        display = open_display()  # first: it redirects stderr, and logs go where stderr is
+        logs.setup("fleet", level=config.log_level, format=config.log_format)
+        fleet = LocalFleet(config, display)
+        loading = asyncio.create_task(fleet.start())
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait([loading, stopped], return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():  # Ctrl-C while it loads
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+            return
+        await loading
+        print(f"Shoal is ready: {fleet.url} (model {fleet.model})", flush=True)
+        try:
+            await fleet.run_until(stop)
+        finally:
+            await fleet.stop()
+
+    process.run(serve)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

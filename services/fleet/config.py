@@ -1,0 +1,110 @@
+"""What a local fleet is told, and what it tells each of its services.
+
+Help texts and defaults are borrowed from the services' own configs. Nothing here
+starts a process.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from services.common.config import borrow, option, share
+from services.gateway.config import GatewayConfig
+from services.tokenizer.config import TokenizerConfig
+from services.worker.config import WorkerConfig
+
+_FLEET = "fleet"
+
+
+@dataclass(frozen=True)
+class FleetConfig:
+    """The configuration of `shoal serve`."""
+
+    model: str = borrow(WorkerConfig, "model")
+    served_model_name: str = borrow(WorkerConfig, "served_model_name")
+    max_model_len: int = borrow(WorkerConfig, "max_model_len")
+    engine: str = borrow(WorkerConfig, "engine")
+    fake_step_ms: float = borrow(WorkerConfig, "fake_step_ms")
+    dtype: str = borrow(WorkerConfig, "dtype")
+    attention_backend: str = borrow(WorkerConfig, "attention_backend")
+
+    host: str = borrow(GatewayConfig, "host")
+    port: int = borrow(GatewayConfig, "port")
+    grpc_port: int = borrow(GatewayConfig, "grpc_port")
+    hold_timeout: float = borrow(GatewayConfig, "hold_timeout", group="server")
+    drain_timeout: float = borrow(
+        GatewayConfig, "drain_timeout", help="seconds that open streams get when the fleet stops"
+    )
+    log_level: str = borrow(GatewayConfig, "log_level")
+    log_format: str = borrow(GatewayConfig, "log_format")
+
+    workers: int = option(1, "worker processes, each with a copy of the model", group=_FLEET)
+    tokenizers: int = option(1, "tokenizer processes", group=_FLEET)
+    detokenizers: int = option(
+        1, "detokenizer processes; with 0 the gateway decodes by itself", group=_FLEET
+    )
+    tp: int = borrow(WorkerConfig, "tp", help="tensor-parallel ranks a worker", group=_FLEET)
+    run_dir: str = option(
+        "",
+        "directory for the fleet's sockets and its fleet.json; default: a fresh one, removed at"
+        " the end",
+        group=_FLEET,
+    )
+
+    schedule: str = borrow(WorkerConfig, "schedule")
+    max_running_requests: int = borrow(WorkerConfig, "max_running_requests")
+    max_queue: int = borrow(WorkerConfig, "max_queue")
+    max_prefill_tokens: int = borrow(WorkerConfig, "max_prefill_tokens")
+    disable_overlap: bool = borrow(WorkerConfig, "disable_overlap")
+
+    cache: str = borrow(WorkerConfig, "cache")
+    page_size: int = borrow(WorkerConfig, "page_size")
+    num_pages: int = borrow(WorkerConfig, "num_pages")
+
+    def __post_init__(self) -> None:
+        for name, least in (("workers", 1), ("tokenizers", 1), ("detokenizers", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name} must be at least {least}")
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"--port {self.port} is not a port: 0 to 65535")
+        if not -1 <= self.grpc_port <= 65535:
+            raise ValueError(f"--grpc-port {self.grpc_port} is not a port: -1 to 65535")
+        if self.port == self.grpc_port != 0:
+            raise ValueError(f"--port and --grpc-port are both {self.port}")
+        if self.drain_timeout < 0 or self.hold_timeout < 0:
+            raise ValueError("--drain-timeout and --hold-timeout must not be negative")
+        share(WorkerConfig, self)  # its own checks, before anything is started
+
+    def worker(self, address: str, admin_address: str) -> WorkerConfig:
+        """The configuration of one worker; the workers share the CPU cores evenly."""
+        ranks = self.workers * self.tp
+        return share(
+            WorkerConfig,
+            self,
+            address=address,
+            admin_address=admin_address,
+            num_threads=max(1, _available_cores() // ranks),
+        )
+
+    def tokenizer(self, address: str, admin_address: str) -> TokenizerConfig:
+        """The configuration of one tokenizer or detokenizer."""
+        return share(TokenizerConfig, self, address=address, admin_address=admin_address)
+
+    def gateway(
+        self, *, workers: list[str], tokenizers: list[str], detokenizers: list[str]
+    ) -> GatewayConfig:
+        """The gateway's configuration, given its peers' addresses."""
+        return share(
+            GatewayConfig,
+            self,
+            worker_addresses=tuple(workers),
+            tokenizer_addresses=tuple(tokenizers),
+            detokenizer_addresses=tuple(detokenizers),
+        )
+
+
+def _available_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

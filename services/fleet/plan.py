@@ -1,0 +1,94 @@
+"""Which processes a fleet consists of, and where each listens. Pure: starts nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from services.common.config import env_name, to_argv
+from services.common.errors import StartupError
+from services.fleet.config import FleetConfig
+
+Role = Literal["gateway", "tokenizer", "detokenizer", "worker"]
+
+_MODULES: dict[Role, str] = {
+    "gateway": "services.gateway",
+    "tokenizer": "services.tokenizer",
+    "detokenizer": "services.tokenizer",
+    "worker": "services.worker",
+}
+_MAX_SOCKET_PATH = 107  # sun_path has 108 bytes, one of them the terminator
+_PER_SERVICE = ("address", "admin_address", "num_threads")  # the fleet alone decides these
+
+
+@dataclass(frozen=True)
+class ServiceSpec:
+    """One service of the fleet: how to start it and where it will listen."""
+
+    name: str
+    role: Role
+    command: tuple[str, ...]
+    address: str = ""  # gRPC; empty for the gateway, which tells its own
+    admin_address: str = ""
+
+
+def plan_fleet(config: FleetConfig, run_dir: Path) -> list[ServiceSpec]:
+    """The services of a fleet, in the order in which a display shows them.
+
+    Raises:
+        StartupError: the run directory's path is too long for a unix socket.
+    """
+    names = {
+        role: [f"{role}-{index}" for index in range(count)]
+        for role, count in (
+            ("worker", config.workers),
+            ("tokenizer", config.tokenizers),
+            ("detokenizer", config.detokenizers),
+        )
+    }
+    addresses = {role: [_socket(run_dir, name) for name in names[role]] for role in names}
+    gateway = config.gateway(
+        workers=addresses["worker"],
+        tokenizers=addresses["tokenizer"],
+        detokenizers=addresses["detokenizer"],
+    )
+    specs = [ServiceSpec("gateway", "gateway", command_of("gateway", gateway))]
+    for role in ("tokenizer", "detokenizer", "worker"):
+        for name, address in zip(names[role], addresses[role], strict=True):
+            admin = _socket(run_dir, f"{name}.admin")
+            make = config.worker if role == "worker" else config.tokenizer
+            command = command_of(role, make(address, admin))
+            specs.append(ServiceSpec(name, role, command, address, admin))
+    return specs
+
+
+def command_of(role: Role, config: Any) -> tuple[str, ...]:
+    """The command that starts a service, the same that a container runs."""
+    argv = [sys.executable, "-m", _MODULES[role]]
+    if role == "detokenizer":
+        argv.append("detokenizer")
+    return (*argv, *to_argv(config))
+
+
+def service_environment(environment: dict[str, str]) -> dict[str, str]:
+    """The environment for a service: without the variables that the fleet has read itself.
+
+    What the fleet has no flag for (SHOAL_MEMORY_RATIO, ...) still reaches the service.
+    """
+    peers = ("tokenizer_addresses", "detokenizer_addresses", "worker_addresses")
+    own = (field.name for field in fields(FleetConfig))
+    taken = {env_name(name) for name in (*own, *peers, *_PER_SERVICE)}
+    return {key: value for key, value in environment.items() if key not in taken}
+
+
+def _socket(run_dir: Path, name: str) -> str:
+    path = str(run_dir / f"{name}.sock")
+    if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
+        raise StartupError(
+            f"the path {path} is too long for a unix socket ({_MAX_SOCKET_PATH} bytes at most);"
+            " choose a shorter --run-dir"
+        )
+    return f"unix:{path}"

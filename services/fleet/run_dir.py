@@ -1,0 +1,83 @@
+"""The directory a fleet lives in: its sockets, its `fleet.json`, and the lock that it is ours."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+from services.common.errors import StartupError
+from services.fleet.plan import Role
+
+_LONGEST_PARENT = 60  # bytes; leaves room for the names of the sockets
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProcessInfo:
+    """One service as `fleet.json` has it; `pid` is None between two of its lives."""
+
+    name: str
+    role: Role
+    pid: int | None
+    state: str
+    address: str
+    admin_address: str
+
+
+class RunDir:
+    """A fleet's directory, locked while the fleet runs."""
+
+    def __init__(self, path: Path, lock: TextIO, *, temporary: bool) -> None:
+        self.path = path
+        self._lock = lock
+        self._temporary = temporary
+
+    @classmethod
+    def open(cls, path: str) -> RunDir:
+        """Makes or takes the directory; an empty path makes a fresh one, removed by `close`.
+
+        Raises:
+            StartupError: it cannot be written, or another fleet lives in it.
+        """
+        try:
+            if path:
+                directory = Path(path).absolute()
+                directory.mkdir(parents=True, exist_ok=True)
+            else:
+                parent = tempfile.gettempdir()
+                too_long = len(os.fsencode(parent)) > _LONGEST_PARENT
+                directory = Path(
+                    tempfile.mkdtemp(prefix="shoal-", dir="/tmp" if too_long else parent)
+                )
+            lock = (directory / "lock").open("w")
+        except OSError as error:
+            raise StartupError(f"cannot use --run-dir {path}: {error.strerror}")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise StartupError(f"another fleet runs in --run-dir {path}")
+        return cls(directory, lock, temporary=not path)
+
+    def write_table(self, url: str, model: str, processes: Sequence[ProcessInfo]) -> None:
+        """Writes `fleet.json`; a reader sees the old table or the new one, never a part."""
+        table = {
+            "url": url,
+            "model": model,
+            "processes": [dataclasses.asdict(process) for process in processes],
+        }
+        new = self.path / "fleet.json.new"
+        new.write_text(json.dumps(table, indent=2) + "\n")
+        new.replace(self.path / "fleet.json")
+
+    def close(self) -> None:
+        """Gives the directory up, and removes it if it was made for this fleet alone."""
+        self._lock.close()
+        if self._temporary:
+            shutil.rmtree(self.path, ignore_errors=True)
