@@ -1,0 +1,146 @@
+"""The native kernels against plain torch in float64."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from services.worker.native.kernels import HEAD_DIMS, Kernels  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Kernels:
+    loaded = Kernels.load()
+    if loaded is None:
+        pytest.skip("no C++ compiler")
+    return loaded
+
+
+def _reference(query, keys, values, tables, starts, lens, scale):  # type: ignore[no-untyped-def]
+    """Row by row, gathered, in float64."""
+    outs, offset = [], 0
+    page_size, kv_heads = keys.shape[1], keys.shape[2]
+    for row in range(len(starts)):
+        start, count = int(starts[row]), int(lens[row])
+        positions = torch.arange(start + count)
+        pages = tables[row, positions // page_size].long()
+        k = keys[pages, positions % page_size].double()  # [length, kv_heads, dim]
+        v = values[pages, positions % page_size].double()
+        group = query.shape[1] // kv_heads
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        q = query[offset : offset + count].double()
+        scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+        visible = positions[None, :] <= (start + torch.arange(count))[:, None]
+        scores.masked_fill_(~visible, -torch.inf)
+        outs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), v))
+        offset += count
+    return torch.cat(outs)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16, 64])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (8, 1, 16), (4, 4, 128)])
+def test_paged_attention(
+    kernels: Kernels, page_size: int, heads: int, kv_heads: int, dim: int
+) -> None:
+    torch.manual_seed(page_size * 100 + heads)
+    shapes = [(0, 1), (130, 1), (0, 33), (63, 2), (64, 1), (5, 70), (300, 1), (16, 16), (7, 64)]
+    starts = torch.tensor([s for s, _ in shapes], dtype=torch.int32)
+    lens = torch.tensor([n for _, n in shapes], dtype=torch.int32)
+    width = max(-(-(s + n) // page_size) for s, n in shapes)
+    num_pages = width * len(shapes)
+    tables = torch.randperm(num_pages).to(torch.int32).view(len(shapes), width)
+    pool = torch.randn(2, num_pages + 1, kv_heads, page_size, dim) * 2
+    keys, values = pool.transpose(2, 3)  # strides other than the shape's order
+    query = torch.randn(int(lens.sum()), heads, dim) * 2
+    scale = dim**-0.5
+    out = kernels.paged_attention(query, keys, values, tables, starts, lens, scale)
+    expected = _reference(query, keys, values, tables, starts, lens, scale)
+    torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=1e-5)
+
+
+def test_every_head_size_has_a_kernel(kernels: Kernels) -> None:
+    for dim in HEAD_DIMS:
+        keys = torch.randn(2, 4, 1, dim)
+        query = torch.randn(1, 2, dim)
+        tables = torch.zeros(1, 1, dtype=torch.int32)
+        one = torch.ones(1, dtype=torch.int32)
+        out = kernels.paged_attention(query, keys, keys, tables, one - 1, one, 1.0)
+        torch.testing.assert_close(out, keys[0, :1].expand(1, 2, dim))
+
+
+def test_a_row_does_not_depend_on_its_neighbours(kernels: Kernels) -> None:
+    torch.manual_seed(0)
+    keys, values = torch.randn(2, 64, 16, 3, 64)
+    query = torch.randn(8, 9, 64)
+    tables = torch.randperm(64).to(torch.int32).view(8, 8)
+    starts = torch.tensor([0, 5, 100, 127, 64, 3, 90, 17], dtype=torch.int32)
+    ones = torch.ones(8, dtype=torch.int32)
+    together = kernels.paged_attention(query, keys, values, tables, starts, ones, 0.125)
+    for row in range(8):
+        alone = kernels.paged_attention(
+            query[row : row + 1].clone(),
+            keys,
+            values,
+            tables[row : row + 1],
+            starts[row : row + 1],
+            ones[:1],
+            0.125,
+        )
+        assert torch.equal(alone[0], together[row])
+
+
+def test_large_scores_do_not_overflow(kernels: Kernels) -> None:
+    keys = torch.full((1, 16, 1, 64), 100.0)
+    keys[0, 3] = 300.0
+    values = torch.randn(1, 16, 1, 64)
+    query = torch.full((1, 1, 64), 100.0)
+    one = torch.ones(1, dtype=torch.int32)
+    out = kernels.paged_attention(query, keys, values, one[None] - 1, one * 15, one, 1.0)
+    torch.testing.assert_close(out[0, 0], values[0, 3, 0])
+
+
+def test_rope_and_kv_write(kernels: Kernels) -> None:
+    torch.manual_seed(1)
+    tokens, heads, kv_heads, dim, page_size = 21, 6, 2, 32, 4
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim)
+    angles = torch.randn(50, dim // 2)
+    cos_sin = torch.cat([angles.cos(), angles.sin()], 1)
+    positions = torch.randint(0, 50, (tokens,), dtype=torch.int32)
+    where = torch.randperm(40)[:tokens]
+    pages, slots = (where // page_size).to(torch.int32), (where % page_size).to(torch.int32)
+    keys, values = torch.zeros(2, 10, page_size, kv_heads, dim)
+    query = kernels.rope_kv_write(qkv, cos_sin, positions, pages, slots, keys, values, heads)
+
+    def rotate(x: torch.Tensor) -> torch.Tensor:
+        a, b = x.view(tokens, -1, dim).chunk(2, -1)
+        cos, sin = cos_sin[positions.long()][:, None].chunk(2, -1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+    q, k, v = qkv.split([heads * dim, kv_heads * dim, kv_heads * dim], 1)
+    torch.testing.assert_close(query, rotate(q))
+    torch.testing.assert_close(keys.view(40, kv_heads, dim)[where], rotate(k))
+    assert torch.equal(values.view(40, kv_heads, dim)[where], v.reshape(tokens, kv_heads, dim))
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 576), (33, 100), (3, 7)])
+def test_add_rms_norm(kernels: Kernels, rows: int, width: int) -> None:
+    torch.manual_seed(2)
+    residual, x, weight = torch.randn(rows, width), torch.randn(rows, width), torch.randn(width)
+    total = residual.double() + x.double()
+    expected = total * (total.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
+    plain = kernels.add_rms_norm(residual.clone(), None, weight, 1e-5)
+    out = kernels.add_rms_norm(residual, x, weight, 1e-5)
+    torch.testing.assert_close(residual.double(), total, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+    assert not torch.equal(plain, out)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 1536), (9, 13)])
+def test_silu_mul(kernels: Kernels, rows: int, width: int) -> None:
+    torch.manual_seed(3)
+    gate_up = torch.randn(rows, 2 * width) * 30
+    gate, up = gate_up.double().chunk(2, 1)
+    out = kernels.silu_mul(gate_up)
+    expected = torch.nn.functional.silu(gate) * up
+    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
