@@ -76,168 +76,193 @@ struct Running {
   float sum;
 };
 
+// The sums of eight vectors, as one vector: three rounds of adding neighbours.
+inline vec sums(const vec (&v)[LANES]) {
+  const auto add = [](vec a, vec b) {
+    return __builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14) +
+           __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15);
+  };
+  const auto add2 = [](vec a, vec b) {
+    return __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13) +
+           __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15);
+  };
+  const vec low = add2(add(v[0], v[1]), add(v[2], v[3]));
+  const vec high = add2(add(v[4], v[5]), add(v[6], v[7]));
+  return __builtin_shufflevector(low, high, 0, 1, 2, 3, 8, 9, 10, 11) +
+         __builtin_shufflevector(low, high, 4, 5, 6, 7, 12, 13, 14, 15);
+}
+
+// Turns the first `count` scores of a tile into weights e^(score - maximum), the
+// others into zeros, and returns the factor that older sums shrink by.
+inline float weigh(float* scores, int count, Running& state) {
+  float highest = state.maximum;
+  for (int k = 0; k < count; ++k) highest = std::max(highest, scores[k]);
+  const float shrink = std::exp(state.maximum - highest);
+  vec total = vec{};
+  for (int k = 0; k < KEY_TILE; k += LANES) {
+    vec w = vec{};
+    if (k < count) {
+      w = exp_nonpositive(load(scores + k) - highest);
+      for (int lane = count - k; lane < LANES; ++lane) w[lane] = 0.0f;
+    }
+    store(scores + k, w);
+    total += w;
+  }
+  state = {highest, state.sum * shrink + sum(total)};
+  return shrink;
+}
+
 // One decode row: `group` queries of one KV head over `length` keys.
-// query, out: [group, dim]. scratch: group * KEY_TILE floats.
+// query, out: [group, dim].
 template <int DIM>
 void decode(const Pool& pool, const int32_t* pages, int length, const float* query, float* out,
-            int group, float scale, float* scratch) {
+            int group, float scale) {
   constexpr int N = DIM / LANES;
-  for (int first = 0; first < group; first += 4) {
-    const int heads = std::min(4, group - first);
-    Running state[4];
-    vec acc[4][N];
-    for (int h = 0; h < heads; ++h) {
-      state[h] = {-INFINITY, 0.0f};
-      for (int i = 0; i < N; ++i) acc[h][i] = vec{};
-    }
-    for (int base = 0; base < length; base += KEY_TILE) {
-      const int count = std::min(KEY_TILE, length - base);
-      for (int k = 0; k < count; ++k) {
-        const float* key = pool.at(pool.keys, pages, base + k);
-        for (int h = 0; h < heads; ++h) {
-          const float* q = query + (first + h) * DIM;
-          vec dot = vec{};
-          for (int i = 0; i < N; ++i) dot += load(q + i * LANES) * load(key + i * LANES);
-          scratch[h * KEY_TILE + k] = sum(dot) * scale;
-        }
-      }
-      for (int h = 0; h < heads; ++h) {
-        float* s = scratch + h * KEY_TILE;
-        float highest = state[h].maximum;
-        for (int k = 0; k < count; ++k) highest = std::max(highest, s[k]);
-        const float shrink = std::exp(state[h].maximum - highest);
-        state[h].maximum = highest;
-        for (int k = count; k % LANES; ++k) s[k] = -INFINITY;
-        vec total = vec{};
-        for (int k = 0; k < count; k += LANES) {
-          vec w = exp_nonpositive(load(s + k) - highest);
-          for (int lane = 0; lane < LANES; ++lane)
-            if (k + lane >= count) w[lane] = 0.0f;
-          store(s + k, w);
-          total += w;
-        }
-        state[h].sum = state[h].sum * shrink + sum(total);
-        for (int i = 0; i < N; ++i) acc[h][i] *= shrink;
-      }
-      for (int k = 0; k < count; ++k) {
-        const float* value = pool.at(pool.values, pages, base + k);
-        for (int h = 0; h < heads; ++h) {
-          const float w = scratch[h * KEY_TILE + k];
-          for (int i = 0; i < N; ++i) acc[h][i] += w * load(value + i * LANES);
-        }
-      }
-    }
-    for (int h = 0; h < heads; ++h) {
-      const float inverse = 1.0f / state[h].sum;
-      for (int i = 0; i < N; ++i)
-        store(out + (first + h) * DIM + i * LANES, acc[h][i] * inverse);
-    }
-  }
-}
-
-// A tile of `rows` consecutive queries of one head of a prefill chunk; query i
-// sits at position start + i and sees the keys up to its own. query, out: row i
-// begins at i * stride.
-template <int DIM>
-void prefill(const Pool& pool, const int32_t* pages, int start, int rows, const float* query,
-             float* out, int64_t stride, float scale) {
-  constexpr int N = DIM / LANES;
-  alignas(64) float keys[DIM * KEY_TILE];  // transposed: [dim, key]
-  alignas(64) float scores[QUERY_TILE * KEY_TILE];
-  alignas(64) float acc[QUERY_TILE * DIM] = {};
-  Running state[QUERY_TILE];
-  for (int r = 0; r < rows; ++r) state[r] = {-INFINITY, 0.0f};
-  const int length = start + rows;
+  alignas(64) float scores[KEY_TILE];
+  const float* keys[KEY_TILE];
+  const float* values[KEY_TILE];
+  std::vector<Running> state(group, Running{-INFINITY, 0.0f});
+  std::memset(out, 0, sizeof(float) * group * DIM);
   for (int base = 0; base < length; base += KEY_TILE) {
     const int count = std::min(KEY_TILE, length - base);
-    for (int k = 0; k < KEY_TILE; ++k) {
-      if (k < count) {
-        const float* key = pool.at(pool.keys, pages, base + k);
-        for (int d = 0; d < DIM; ++d) keys[d * KEY_TILE + k] = key[d];
-      } else {
-        for (int d = 0; d < DIM; ++d) keys[d * KEY_TILE + k] = 0.0f;
-      }
+    for (int k = 0; k < KEY_TILE; ++k) {  // past the end, the last key again: never weighed
+      const int position = base + std::min(k, count - 1);
+      keys[k] = pool.at(pool.keys, pages, position);
+      values[k] = pool.at(pool.values, pages, position);
     }
-    for (int r = 0; r < rows; ++r) {
-      const float* q = query + r * stride;
-      for (int half = 0; half < KEY_TILE; half += 4 * LANES) {
-        vec s0 = vec{}, s1 = vec{}, s2 = vec{}, s3 = vec{};
-        for (int d = 0; d < DIM; ++d) {
-          const float x = q[d];
-          const float* line = keys + d * KEY_TILE + half;
-          s0 += x * load(line);
-          s1 += x * load(line + LANES);
-          s2 += x * load(line + 2 * LANES);
-          s3 += x * load(line + 3 * LANES);
+    for (int h = 0; h < group; ++h) {  // the tile is in the first-level cache after one head
+      const float* q = query + h * DIM;
+      for (int first = 0; first < count; first += LANES) {
+        vec dots[LANES];
+        for (int k = 0; k < LANES; ++k) {
+          const float* key = keys[first + k];
+          vec even = load(q) * load(key), odd = vec{};
+          for (int i = 1; i < N; ++i) {
+            vec& dot = i % 2 ? odd : even;
+            dot += load(q + i * LANES) * load(key + i * LANES);
+          }
+          dots[k] = even + odd;
         }
-        float* s = scores + r * KEY_TILE + half;
-        store(s, s0 * scale);
-        store(s + LANES, s1 * scale);
-        store(s + 2 * LANES, s2 * scale);
-        store(s + 3 * LANES, s3 * scale);
+        store(scores + first, sums(dots) * scale);
       }
-    }
-    for (int r = 0; r < rows; ++r) {
-      float* s = scores + r * KEY_TILE;
-      const int visible = std::min(count, start + r + 1 - base);
-      for (int k = std::max(0, visible); k < KEY_TILE; ++k) s[k] = -INFINITY;
-      if (visible <= 0) {
-        std::memset(s, 0, KEY_TILE * sizeof(float));
-        continue;
-      }
-      float highest = state[r].maximum;
-      for (int k = 0; k < visible; ++k) highest = std::max(highest, s[k]);
-      const float shrink = std::exp(state[r].maximum - highest);
-      state[r].maximum = highest;
-      vec total = vec{};
-      for (int k = 0; k < KEY_TILE; k += LANES) {
-        vec w = exp_nonpositive(load(s + k) - highest);
-        for (int lane = 0; lane < LANES; ++lane)
-          if (k + lane >= visible) w[lane] = 0.0f;
-        store(s + k, w);
-        total += w;
-      }
-      state[r].sum = state[r].sum * shrink + sum(total);
-      for (int d = 0; d < DIM; d += LANES)
-        store(acc + r * DIM + d, load(acc + r * DIM + d) * shrink);
-    }
-    // Two queries share each value they load.
-    for (int r = 0; r < rows; r += 2) {
-      const bool pair = r + 1 < rows;
-      const float* s0 = scores + r * KEY_TILE;
-      const float* s1 = pair ? s0 + KEY_TILE : s0;
-      vec a0[N], a1[N];
-      for (int i = 0; i < N; ++i) {
-        a0[i] = load(acc + r * DIM + i * LANES);
-        a1[i] = pair ? load(acc + (r + 1) * DIM + i * LANES) : vec{};
-      }
-      for (int k = 0; k < count; ++k) {
-        const float* value = pool.at(pool.values, pages, base + k);
-        const float w0 = s0[k], w1 = s1[k];
-        for (int i = 0; i < N; ++i) {
-          const vec v = load(value + i * LANES);
-          a0[i] += w0 * v;
-          a1[i] += w1 * v;
-        }
-      }
-      for (int i = 0; i < N; ++i) {
-        store(acc + r * DIM + i * LANES, a0[i]);
-        if (pair) store(acc + (r + 1) * DIM + i * LANES, a1[i]);
-      }
+      const float shrink = weigh(scores, count, state[h]);
+      vec acc[N];
+      for (int i = 0; i < N; ++i) acc[i] = load(out + h * DIM + i * LANES) * shrink;
+      for (int k = 0; k < count; ++k)
+        for (int i = 0; i < N; ++i) acc[i] += scores[k] * load(values[k] + i * LANES);
+      for (int i = 0; i < N; ++i) store(out + h * DIM + i * LANES, acc[i]);
     }
   }
-  for (int r = 0; r < rows; ++r) {
-    const float inverse = 1.0f / state[r].sum;
-    for (int d = 0; d < DIM; d += LANES)
-      store(out + r * stride + d, load(acc + r * DIM + d) * inverse);
+  for (int h = 0; h < group; ++h)
+    for (int i = 0; i < N; ++i)
+      store(out + h * DIM + i * LANES, load(out + h * DIM + i * LANES) * (1.0f / state[h].sum));
+}
+
+// scores[r, k] = query[r] . keys[:, k] * scale, for two rows at a time: eight
+// independent sums hide the latency of a multiply-add.
+template <int DIM>
+void score_pair(float* scores, const float* q0, const float* q1, const float* keys, float scale) {
+  for (int half = 0; half < KEY_TILE; half += 4 * LANES) {
+    vec a[4] = {}, b[4] = {};
+    for (int d = 0; d < DIM; ++d) {
+      const float* line = keys + d * KEY_TILE + half;
+      for (int i = 0; i < 4; ++i) {
+        const vec key = load(line + i * LANES);
+        a[i] += q0[d] * key;
+        b[i] += q1[d] * key;
+      }
+    }
+    for (int i = 0; i < 4; ++i) {
+      store(scores + half + i * LANES, a[i] * scale);
+      store(scores + KEY_TILE + half + i * LANES, b[i] * scale);
+    }
   }
 }
 
-// A piece of work for one thread.
+// acc[r] = acc[r] * shrink[r] + weights[r] . values, for two rows at a time and
+// half a head at a time, so that the sums stay in registers.
+template <int DIM>
+void mix_pair(float* acc, const float* weights, const float* shrink, const float* const* values,
+              int count) {
+  constexpr int BLOCK = DIM % (4 * LANES) == 0 ? 4 : 1;
+  for (int d = 0; d < DIM; d += BLOCK * LANES) {
+    vec a[BLOCK], b[BLOCK];
+    for (int i = 0; i < BLOCK; ++i) {
+      a[i] = load(acc + d + i * LANES) * shrink[0];
+      b[i] = load(acc + DIM + d + i * LANES) * shrink[1];
+    }
+    for (int k = 0; k < count; ++k) {
+      const float w0 = weights[k], w1 = weights[KEY_TILE + k];
+      for (int i = 0; i < BLOCK; ++i) {
+        const vec value = load(values[k] + d + i * LANES);
+        a[i] += w0 * value;
+        b[i] += w1 * value;
+      }
+    }
+    for (int i = 0; i < BLOCK; ++i) {
+      store(acc + d + i * LANES, a[i]);
+      store(acc + DIM + d + i * LANES, b[i]);
+    }
+  }
+}
+
+// A tile of `rows` consecutive queries of a prefill chunk, for all heads of one KV
+// head; query i sits at position start + i and sees the keys up to its own.
+// query, out: [rows, group, dim], rows `stride` floats apart.
+template <int DIM>
+void prefill(const Pool& pool, const int32_t* pages, int start, int rows, const float* query,
+             float* out, int64_t stride, int group, float scale) {
+  alignas(64) float keys[DIM * KEY_TILE];  // transposed: [dim, key]
+  alignas(64) float scores[2 * KEY_TILE];
+  const float* values[KEY_TILE];
+  const int padded = rows + rows % 2;  // an odd last row is computed twice
+  std::vector<float> acc(size_t(group) * padded * DIM, 0.0f);
+  std::vector<Running> state(size_t(group) * padded, Running{-INFINITY, 0.0f});
+  for (int base = 0; base < start + rows; base += KEY_TILE) {
+    const int count = std::min(KEY_TILE, start + rows - base);
+    for (int k = 0; k < KEY_TILE; ++k) {
+      const int position = base + std::min(k, count - 1);
+      const float* key = pool.at(pool.keys, pages, position);
+      values[k] = pool.at(pool.values, pages, position);
+      for (int d = 0; d < DIM; ++d) keys[d * KEY_TILE + k] = key[d];
+    }
+    for (int h = 0; h < group; ++h) {
+      // Rows before the tile's first key see none of it.
+      for (int r = std::max(0, base - start) / 2 * 2; r < rows; r += 2) {
+        const int next = std::min(r + 1, rows - 1);
+        score_pair<DIM>(scores, query + r * stride + h * DIM, query + next * stride + h * DIM,
+                        keys, scale);
+        float shrink[2];
+        int visible = 0;
+        for (int i = 0; i < 2; ++i) {
+          const int seen = std::clamp(start + r + i + 1 - base, 0, count);
+          Running& row = state[h * padded + r + i];
+          if (seen) {
+            shrink[i] = weigh(scores + i * KEY_TILE, seen, row);
+          } else {
+            std::memset(scores + i * KEY_TILE, 0, KEY_TILE * sizeof(float));
+            shrink[i] = 1.0f;
+          }
+          visible = std::max(visible, seen);
+        }
+        mix_pair<DIM>(acc.data() + size_t(h * padded + r) * DIM, scores, shrink, values, visible);
+      }
+    }
+  }
+  for (int h = 0; h < group; ++h)
+    for (int r = 0; r < rows; ++r) {
+      const float inverse = 1.0f / state[h * padded + r].sum;
+      const float* from = acc.data() + size_t(h * padded + r) * DIM;
+      for (int d = 0; d < DIM; d += LANES)
+        store(out + r * stride + h * DIM + d, load(from + d) * inverse);
+    }
+}
+
+// A piece of work for one thread: a tile of a row's queries, for one KV head.
 struct Task {
   int32_t row;
-  int32_t head;   // KV head of a decode row, query head of a prefill tile
-  int32_t first;  // first query of a prefill tile; -1 for decode
+  int32_t kv_head;
+  int32_t first;  // the tile's first query
 };
 
 template <int DIM>
@@ -246,37 +271,28 @@ void attend(float* out, const float* query, const float* keys, const float* valu
             const int32_t* query_lens, int rows, int heads, int kv_heads, int page_size,
             int64_t page_stride, int64_t slot_stride, int64_t head_stride, float scale) {
   const int group = heads / kv_heads;
+  const int64_t token_stride = int64_t(heads) * DIM;
   std::vector<Task> tasks;
   std::vector<int64_t> offsets(rows);
   int64_t tokens = 0;
   for (int r = 0; r < rows; ++r) {
     offsets[r] = tokens;
     tokens += query_lens[r];
-    if (query_lens[r] == 1) {
-      for (int h = 0; h < kv_heads; ++h) tasks.push_back({r, h, -1});
-    } else {
-      for (int q = 0; q < query_lens[r]; q += QUERY_TILE)
-        for (int h = 0; h < heads; ++h) tasks.push_back({r, h, q});
-    }
+    for (int q = 0; q < query_lens[r]; q += QUERY_TILE)
+      for (int h = 0; h < kv_heads; ++h) tasks.push_back({r, h, q});
   }
-  const int64_t token_stride = int64_t(heads) * DIM;
 #pragma omp parallel for schedule(dynamic)
   for (size_t t = 0; t < tasks.size(); ++t) {
-    const Task task = tasks[t];
-    const int kv_head = task.first < 0 ? task.head : task.head / group;
+    const auto [row, kv_head, first] = tasks[t];
     const Pool pool{keys + kv_head * head_stride, values + kv_head * head_stride, page_stride,
                     slot_stride, page_size};
-    const int32_t* pages = page_tables + task.row * table_stride;
-    if (task.first < 0) {
-      alignas(64) float scratch[4 * KEY_TILE];
-      const int64_t at = offsets[task.row] * token_stride + int64_t(task.head) * group * DIM;
-      decode<DIM>(pool, pages, starts[task.row] + 1, query + at, out + at, group, scale, scratch);
-    } else {
-      const int count = std::min(QUERY_TILE, query_lens[task.row] - task.first);
-      const int64_t at = (offsets[task.row] + task.first) * token_stride + int64_t(task.head) * DIM;
-      prefill<DIM>(pool, pages, starts[task.row] + task.first, count, query + at, out + at,
-                   token_stride, scale);
-    }
+    const int32_t* pages = page_tables + row * table_stride;
+    const int64_t at = (offsets[row] + first) * token_stride + int64_t(kv_head) * group * DIM;
+    if (query_lens[row] == 1)
+      decode<DIM>(pool, pages, starts[row] + 1, query + at, out + at, group, scale);
+    else
+      prefill<DIM>(pool, pages, starts[row] + first, std::min(QUERY_TILE, query_lens[row] - first),
+                   query + at, out + at, token_stride, group, scale);
   }
 }
 
