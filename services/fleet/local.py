@@ -12,7 +12,7 @@ import errno
 import logging
 import socket
 import sys
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,14 +23,15 @@ from services.common.errors import StartupError
 from services.common.process import child_environment
 from services.fleet.config import FleetConfig
 from services.fleet.display import Display, SilentDisplay
-from services.fleet.plan import Role, plan_fleet, service_environment
+from services.fleet.plan import Role, ServiceSpec, plan_fleet, service_environment
 from services.fleet.probes import GatewayProbe, HealthProbe, WorkerProbe, wait_readyz
 from services.fleet.run_dir import ProcessInfo, RunDir
 from services.fleet.service import Probe, Service
 
 log = logging.getLogger(__name__)
 
-_STOP_MARGIN_SECONDS = 5.0  # beyond --drain-timeout, before SIGKILL
+Plan = Callable[[FleetConfig, Path], list[ServiceSpec]]
+
 _STOP_ORDER: tuple[tuple[Role, ...], ...] = (
     ("gateway",),
     ("worker",),
@@ -44,12 +45,21 @@ class LocalFleet:
     Use it from the main thread: children die with the thread that started them.
     """
 
-    def __init__(self, config: FleetConfig, display: Display | None = None) -> None:
+    def __init__(
+        self,
+        config: FleetConfig,
+        display: Display | None = None,
+        *,
+        plan: Plan = plan_fleet,
+        stop_margin: float = 5.0,
+    ) -> None:
         if config.log_format == "auto":  # the services' stderr is a pipe: they cannot tell
             form = "human" if sys.stderr.isatty() else "json"
             config = dataclasses.replace(config, log_format=form)
         self.config = config
         self._display = display or SilentDisplay()
+        self._plan = plan
+        self._stop_bound = config.drain_timeout + stop_margin  # seconds, then SIGKILL
         self._gateway = GatewayProbe()
         self._worker = WorkerProbe()
         self._services: list[Service] = []
@@ -96,7 +106,7 @@ class LocalFleet:
             _require_free(self.config.host, port)
         self._run_dir = RunDir.open(self.config.run_dir)
         try:
-            specs = plan_fleet(self.config, self._run_dir.path)
+            specs = self._plan(self.config, self._run_dir.path)
             environment = service_environment(child_environment())
             self._services = [
                 Service(
@@ -140,10 +150,9 @@ class LocalFleet:
 
     async def stop(self) -> None:
         """Drains and ends everything: the gateway, then workers, then the others."""
-        bound = self.config.drain_timeout + _STOP_MARGIN_SECONDS
         for roles in _STOP_ORDER:
             chosen = [service for service in self._services if service.spec.role in roles]
-            await asyncio.gather(*(service.stop(bound) for service in chosen))
+            await asyncio.gather(*(service.stop(self._stop_bound) for service in chosen))
         await self._finish()
 
     def kill(self) -> None:
