@@ -1,0 +1,233 @@
+"""The chat shell against a scripted server-sent-events server."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.fleet.chat.client import ChatClient, ChatError
+from services.fleet.chat.config import ChatConfig
+from services.fleet.chat.lines import history_path
+from services.fleet.chat.shell import Shell
+
+
+def event(value: Any) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+def piece(text: str) -> bytes:
+    return event({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]})
+
+
+DONE = b"data: [DONE]\n\n"
+HELLO = [
+    event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}),
+    piece("Hé"),
+    piece("llo"),
+    event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}),
+    event({"choices": [], "usage": {"total_tokens": 3}}),
+    DONE,
+]
+
+
+@dataclass
+class ScriptedServer:
+    """Answers /v1/models and every chat with `answer`; a `hang` leaves the stream open."""
+
+    answer: list[bytes] = field(default_factory=lambda: list(HELLO))
+    status: str = "200 OK"
+    hang: bool = False
+    bodies: list[Any] = field(default_factory=list)
+    client_left: asyncio.Event = field(default_factory=asyncio.Event)
+    url: str = ""
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]
+        body = await reader.readexactly(int(length or 0))
+        parts = [json.dumps({"data": [{"id": "tiny"}, {"id": "other"}]}).encode()]
+        status = "200 OK"
+        if b"/chat/completions" in head:
+            self.bodies.append(json.loads(body))
+            parts, status = self.answer, self.status
+        writer.write(f"HTTP/1.1 {status}\r\nConnection: close\r\n\r\n".encode())
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+        if self.hang and b"/chat/completions" in head:
+            await reader.read()  # until the client closes
+            self.client_left.set()
+        writer.close()
+
+
+@asynccontextmanager
+async def serving(server: ScriptedServer) -> AsyncIterator[ScriptedServer]:
+    listener = await asyncio.start_server(server.handle, "127.0.0.1", 0)
+    async with listener:
+        server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1"
+        yield server
+
+
+class Lines:
+    """A LineSource of given lines."""
+
+    def __init__(self, *lines: str) -> None:
+        self._lines = iter(lines)
+
+    async def read(self) -> str | None:
+        return next(self._lines, None)
+
+
+class Paper(io.StringIO):
+    """Where answers are printed; tells of the first piece."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.touched = asyncio.Event()
+
+    def write(self, text: str) -> int:
+        self.touched.set()
+        return super().write(text)
+
+
+async def _talk(
+    server: ScriptedServer,
+    *lines: str,
+    config: ChatConfig | None = None,
+    out: io.StringIO | None = None,
+) -> tuple[str, str]:
+    """What a conversation prints: answers and notes."""
+    out, notes = out or io.StringIO(), io.StringIO()
+    async with ChatClient(server.url) as client:
+        shell = Shell(client, "tiny", config or ChatConfig(), out=out, notes=notes)
+        await shell.run(Lines(*lines))
+    return out.getvalue(), notes.getvalue()
+
+
+async def test_models_lists_what_is_served() -> None:
+    async with serving(ScriptedServer()) as server, ChatClient(server.url) as client:
+        assert await client.models() == ["tiny", "other"]
+
+
+async def test_a_conversation_keeps_its_turns() -> None:
+    async with serving(ScriptedServer()) as server:
+        out, notes = await _talk(server, "hi", "", "again")
+    assert out == "Héllo\nHéllo\n"
+    assert notes == ""
+    assert server.bodies[0] == {
+        "model": "tiny",
+        "stream": True,
+        "messages": [{"role": "user", "content": "hi"}],
+    }
+    assert server.bodies[1]["messages"] == [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "Héllo"},
+        {"role": "user", "content": "again"},
+    ]
+
+
+async def test_flags_go_into_the_request() -> None:
+    config = ChatConfig(temperature=0.0, max_tokens=7, system="be brief")
+    async with serving(ScriptedServer()) as server:
+        await _talk(server, "hi", config=config)
+    (body,) = server.bodies
+    assert (body["temperature"], body["max_tokens"]) == (0.0, 7)
+    assert body["messages"][0] == {"role": "system", "content": "be brief"}
+
+
+async def test_reset_system_help_exit() -> None:
+    lines = ("hi", "/reset", "new", "/system pirate", "ahoy", "/help", "/what", "/exit", "unsaid")
+    async with serving(ScriptedServer()) as server:
+        _, notes = await _talk(server, *lines)
+    assert server.bodies[1]["messages"] == [{"role": "user", "content": "new"}]
+    assert server.bodies[2]["messages"] == [
+        {"role": "system", "content": "pirate"},
+        {"role": "user", "content": "ahoy"},
+    ]
+    assert len(server.bodies) == 3
+    assert "/reset" in notes
+    assert "there is no command /what" in notes
+
+
+async def test_ctrl_c_stops_the_answer_and_closes_the_stream() -> None:
+    async with serving(ScriptedServer(answer=[piece("partly")], hang=True)) as server:
+        paper = Paper()
+        talk = asyncio.create_task(_talk(server, "hi", out=paper))
+        await paper.touched.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+        async with asyncio.timeout(5):
+            out, notes = await talk
+            await server.client_left.wait()
+    assert (out, notes) == ("partly\n", "stopped\n")
+
+
+async def test_a_refusal_is_shown_and_forgotten() -> None:
+    refusal = json.dumps({"error": {"message": "the model 'tiny' does not exist"}}).encode()
+    async with serving(ScriptedServer(answer=[refusal], status="404 Not Found")) as server:
+        out, notes = await _talk(server, "hi", "again")
+    assert out == ""
+    assert notes == "the model 'tiny' does not exist\n" * 2
+    assert len(server.bodies[1]["messages"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        ([piece("a"), event({"error": {"message": "the worker was lost"}})], "the worker was lost"),
+        ([piece("a")], "cut off before its end"),
+        ([b"data: {oops\n\n"], "not JSON"),
+    ],
+)
+async def test_a_stream_that_fails_says_so(answer: list[bytes], sentence: str) -> None:
+    async with serving(ScriptedServer(answer=answer)) as server, ChatClient(server.url) as client:
+        with pytest.raises(ChatError, match=sentence):
+            async for _ in client.stream("tiny", [{"role": "user", "content": "hi"}]):
+                pass
+
+
+async def _command(*args: str, stdin: bytes = b"") -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services", "chat", *args),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    out, err = await process.communicate(stdin)
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_the_command_answers_once() -> None:
+    async with serving(ScriptedServer()) as server:
+        assert await _command("--url", server.url, "--prompt", "hi") == (0, "Héllo\n", "")
+    assert server.bodies[0]["model"] == "tiny"
+
+
+async def test_the_command_reads_lines_from_a_pipe() -> None:
+    async with serving(ScriptedServer()) as server:
+        result = await _command("--url", server.url, "--model", "other", stdin=b"hi\nmore\n")
+    assert result == (0, "Héllo\nHéllo\n", "")
+    assert [body["model"] for body in server.bodies] == ["other", "other"]
+
+
+async def test_nothing_there_is_one_sentence() -> None:
+    status, out, err = await _command("--url", "http://127.0.0.1:9/v1", "--prompt", "hi")
+    assert (status, out) == (1, "")
+    assert err == "shoal: nothing answers at http://127.0.0.1:9/v1\n"
+
+
+def test_history_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert history_path() == tmp_path / "shoal" / "chat_history"
