@@ -187,10 +187,14 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether requests can be served, and if not, why ("no worker is ready")."""
+    """Whether requests can be served, and if not, why ("no worker is ready").
+
+    `draining` is the gateway's own state: it takes no new requests and will exit.
+    """
 
     ready: bool
     reasons: tuple[str, ...] = ()
+    draining: bool = False
 
 
 class Gateway(Protocol):

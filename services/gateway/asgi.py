@@ -1,0 +1,113 @@
+"""What the REST front end does below Starlette: bodies, lost clients, request ids.
+
+Nothing here knows of generations or of the OpenAI API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.common.errors import Cancelled, TooLarge
+
+_REQUEST_ID = "x-request-id"
+_MAX_REQUEST_ID = 256
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The whole body, counted while it comes.
+
+    Raises:
+        TooLarge: as soon as it is known to be over `limit` bytes.
+        Cancelled: if the client leaves before the end.
+    """
+    announced = Headers(scope=scope).get("content-length", "")
+    if announced.isdigit() and int(announced[:20]) > limit:
+        raise _too_large(limit)
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Cancelled("the client left before the end of the body")
+        piece = message.get("body", b"")
+        size += len(piece)
+        if size > limit:
+            raise _too_large(limit)
+        pieces.append(piece)
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"the body is larger than {limit} bytes")
+
+
+async def while_connected(
+    receive: Receive,
+    work: Coroutine[Any, Any, None],
+    *,
+    until_tick: Callable[[], float],
+    tick: Callable[[], Awaitable[None]],
+) -> BaseException | None:
+    """Runs `work`, and cancels it the moment the client leaves.
+
+    Call it once the body is read: it waits for the one message that tells of a lost
+    client. `tick` is called whenever the seconds that `until_tick` gave have passed.
+    Returns what `work` raised; None if it ended well, or the client left.
+    """
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_disconnected(receive))
+    try:
+        while not (task.done() or gone.done()):
+            done, _ = await asyncio.wait(
+                {task, gone}, timeout=until_tick(), return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                await tick()
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.wait({task, gone})
+    return None if task.cancelled() else task.exception()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class RequestIds:
+    """Middleware: every request has an id, and every response names it.
+
+    The client's own `x-request-id` is kept, less what a header may not carry, and cut
+    at 256 characters. It is for logs only, and may repeat.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get(_REQUEST_ID, "")
+        request_id = _printable(given) or uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[_REQUEST_ID] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+def _printable(text: str) -> str:
+    kept = "".join(char for char in text if char >= " " and char != "\x7f")
+    return kept[:_MAX_REQUEST_ID].strip()

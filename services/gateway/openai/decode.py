@@ -1,0 +1,195 @@
+"""From a body of bytes to a `GenerationRequest`: what all REST endpoints share.
+
+Types are checked here, by msgspec; ranges are the business of
+`services.gateway.validate`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from services.common.errors import InvalidRequest, Unsupported
+from services.gateway.domain import GenerationRequest, Prompt, Sampling, TextOptions
+from services.gateway.openai.schema import REFUSED, Integer, OpenAIBody, SamplingBody
+from services.gateway.validate import check_request, unsigned_seed
+
+T = TypeVar("T")
+
+MAX_DEPTH = 64  # of the objects that are passed on to the template
+
+_PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
+_MISSING = re.compile(r"missing required field `([^`]*)`")
+_TYPE_NAMES = {
+    "int | float": "integer",
+    "float": "number",
+    "int": "integer",
+    "str": "string",
+    "bool": "boolean",
+}
+_TYPE_NAME = re.compile(r"\b(?:int \| float|float|int|str|bool)\b")
+
+
+def decode(body: bytes, type: type[T]) -> T:
+    """Reads a JSON body into a struct.
+
+    Raises:
+        InvalidRequest: for anything but JSON of the right shape, naming the field.
+    """
+    try:
+        body.decode()  # msgspec skips over unknown fields without looking at their UTF-8
+        return msgspec.json.decode(body, type=type)
+    except UnicodeDecodeError:
+        raise InvalidRequest("the body is not valid UTF-8") from None
+    except msgspec.ValidationError as error:
+        raise _mistyped(str(error)) from None
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply") from None
+
+
+def _mistyped(text: str) -> InvalidRequest:
+    """Words msgspec's "Expected `int`, got `str` - at `$.n`" for the client."""
+    at = _PATH.search(text)
+    path = at.group(1) if at else ""
+    missing = _MISSING.search(text)
+    if missing:
+        path = f"{path}.{missing.group(1)}" if path else missing.group(1)
+        return InvalidRequest(f"{path} is required", param=path)
+    said = _PATH.sub("", text).replace("`", "")
+    said = _TYPE_NAME.sub(lambda match: _TYPE_NAMES[match.group()], said)
+    said = said.replace(" | null", "").replace(" | ", " or ")
+    return InvalidRequest(f"{path or 'the body'}: {said[0].lower()}{said[1:]}", param=path or None)
+
+
+def integer(name: str, value: Integer | None) -> int | None:
+    """An integer that may have been written as 3.0.
+
+    Raises:
+        InvalidRequest: for 2.5.
+    """
+    if isinstance(value, float):
+        if not value.is_integer():
+            raise InvalidRequest(f"{name}: expected integer, got number", param=name)
+        return int(value)
+    return value
+
+
+def refuse(body: msgspec.Struct, table: Mapping[str, tuple[Any, ...]]) -> None:
+    """Refuses fields that would change the result and are not built.
+
+    Raises:
+        Unsupported: naming the first of them.
+    """
+    for name, harmless in table.items():
+        value = getattr(body, name, None)
+        if value is not None and value not in harmless:
+            raise unsupported(name)
+
+
+def refuse_common(body: OpenAIBody) -> None:
+    """`refuse` for the fields that both OpenAI endpoints know."""
+    refuse(body, REFUSED)
+    if body.response_format is not None and body.response_format.type != "text":
+        raise unsupported("response_format")
+
+
+def unsupported(name: str) -> Unsupported:
+    return Unsupported(f"{name} is not supported by this server", param=name)
+
+
+def object_json(name: str, value: Mapping[str, Any] | list[dict[str, Any]] | None) -> str:
+    """A free-form value as JSON text, for the template; absent and empty are "".
+
+    Raises:
+        InvalidRequest: if it is nested so deeply that a reader could choke on it.
+    """
+    if not value:
+        return ""
+    layer: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        layer = [
+            inner
+            for outer in layer
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not layer:
+            return msgspec.json.encode(value).decode()
+    raise InvalidRequest(f"{name} is nested too deeply", param=name)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """What a request's headers say."""
+
+    request_id: str
+    timeout: float | None = None
+    traceparent: str = ""
+
+
+def sampling(
+    body: SamplingBody,
+    *,
+    max_tokens: int | None,
+    temperature: float = 1.0,
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
+) -> Sampling:
+    """The sampling options of a body; `temperature` is the default."""
+    seed = integer("seed", body.seed)
+    return Sampling(
+        temperature=_or(body.temperature, temperature),
+        top_k=_or(integer("top_k", body.top_k), 0),
+        top_p=_or(body.top_p, 1.0),
+        min_p=_or(body.min_p, 0.0),
+        seed=None if seed is None else unsigned_seed(seed),
+        presence_penalty=_or(body.presence_penalty, 0.0),
+        frequency_penalty=_or(body.frequency_penalty, 0.0),
+        repetition_penalty=_or(body.repetition_penalty, 1.0),
+        logit_bias=body.logit_bias or {},
+        max_tokens=max_tokens,
+        min_tokens=_or(integer("min_tokens", body.min_tokens), 0),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def generation_request(
+    body: SamplingBody, caller: Caller, prompt: Prompt, options: Sampling
+) -> GenerationRequest:
+    """The checked request for one prompt.
+
+    Raises:
+        InvalidRequest: for a value out of its range.
+    """
+    stop = body.stop if body.stop is not None else []
+    request = GenerationRequest(
+        request_id=caller.request_id,
+        model=body.model or "",
+        prompt=prompt,
+        sampling=options,
+        text=TextOptions(
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            include_stop_str_in_output=bool(body.include_stop_str_in_output),
+            skip_special_tokens=_or(body.skip_special_tokens, True),
+        ),
+        n=_or(integer("n", body.n), 1),
+        timeout=_or(body.timeout, caller.timeout),
+        priority=_or(integer("priority", body.priority), 0),
+        cache_salt=body.cache_salt or "",
+        traceparent=caller.traceparent,
+    )
+    check_request(request)
+    return request
+
+
+def _or(value: T | None, default: T) -> T:
+    return default if value is None else value

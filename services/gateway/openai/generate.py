@@ -1,0 +1,64 @@
+"""POST /generate: a prompt in, plain text events out (the format of Mini-SGLang).
+
+As there, the default is greedy, and an answer is streamed unless `stream` is false.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from services.common.errors import InvalidRequest
+from services.gateway.domain import Chunk, Prompt, TextPrompt, TokenPrompt, Usage
+from services.gateway.openai.answer import Choice, Job, usage_fields
+from services.gateway.openai.decode import Caller, decode, generation_request, integer, sampling
+from services.gateway.openai.schema import GenerateBody
+from services.gateway.sse import text_event
+
+DEFAULT_MAX_TOKENS = 16
+
+
+def parse_generate(raw: bytes, caller: Caller) -> Job:
+    """Decodes and checks a body.
+
+    Raises:
+        InvalidRequest.
+    """
+    body = decode(raw, GenerateBody)
+    prompt: Prompt = (
+        TextPrompt(body.prompt) if isinstance(body.prompt, str) else TokenPrompt(tuple(body.prompt))
+    )
+    max_tokens = integer("max_tokens", body.max_tokens)
+    options = sampling(
+        body,
+        max_tokens=DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
+        temperature=0.0,
+    )
+    request = generation_request(body, caller, prompt, options)
+    if request.n != 1:
+        raise InvalidRequest("n must be 1: events of plain text name no choice", param="n")
+    stream = body.stream is None or body.stream
+    return Job((request,), stream, lambda _, __: TextAnswer(), prompt_field="prompt")
+
+
+class TextAnswer:
+    """Writes bare text, or one object with the text, its ids and the counts."""
+
+    async def events(self, chunk: Chunk) -> bytes:
+        return text_event(chunk.text) if chunk.text else b""
+
+    def last_events(self, usage: Usage) -> bytes:
+        return b""
+
+    async def body(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        choice = choices[0]
+        return msgspec.json.encode(
+            {
+                "text": choice.text,
+                "token_ids": choice.token_ids,
+                "finish_reason": choice.finish_reason,
+                "stop_reason": choice.stop_reason,
+                "usage": usage_fields(usage),
+            }
+        )

@@ -1,0 +1,230 @@
+"""The bodies that clients send, as msgspec structs.
+
+A field is one of four kinds. *Supported* fields have a type. *Ignored* ones are not
+declared, and have no effect on the result: `user`, `metadata`, `store`, `service_tier`,
+`safety_identifier`, `prompt_cache_key`, `prompt_cache_retention`, `parallel_tool_calls`
+(without tools there is nothing to run in parallel), `include_reasoning`,
+`spaces_between_special_tokens`, and whatever no API knows. *Refused* ones (the tables
+at the end) would change the result and are not built: any value but the harmless ones
+is an error naming the field. And `null` is the same as absent everywhere.
+
+`Integer` also takes 3.0, as JSON schema's integer does; 2.5 is refused on conversion.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+Integer = int | float
+
+
+class Function(Struct):
+    """The function of a tool call; `arguments` is JSON as text."""
+
+    name: str
+    arguments: str = ""
+
+
+class ToolCall(Struct):
+    """A call that an assistant message made."""
+
+    function: Function
+    id: str = ""
+
+
+class ContentPart(Struct):
+    """A part of a message; only `text` and `refusal` parts can be served."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class Message(Struct):
+    """One turn."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    function_call: Any = None
+
+
+class StreamOptions(Struct):
+    """`stream_options`."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class ResponseFormat(Struct):
+    """`response_format`; only `text` is built."""
+
+    type: str
+
+
+class SamplingBody(Struct, kw_only=True):
+    """What every generating endpoint takes."""
+
+    model: str | None = None
+    stream: bool | None = None
+    n: Integer | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Integer | None = None
+    min_p: float | None = None
+    seed: Integer | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    max_tokens: Integer | None = None
+    min_tokens: Integer | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    ignore_eos: bool | None = None
+    timeout: float | None = None
+    priority: Integer | None = None
+    cache_salt: str | None = None
+
+
+class GenerateBody(SamplingBody, kw_only=True):
+    """POST /generate."""
+
+    prompt: str | list[int]
+
+
+class OpenAIBody(SamplingBody, kw_only=True):
+    """What the two OpenAI endpoints share."""
+
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    return_token_ids: bool | None = None
+    add_special_tokens: bool | None = None
+
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    best_of: Any = None
+    ebnf: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    kv_transfer_params: Any = None
+    logits_processors: Any = None
+    lora_path: Any = None
+    prompt_embeds: Any = None
+    prompt_logprobs: Any = None
+    regex: Any = None
+    stop_regex: Any = None
+    structured_outputs: Any = None
+    truncate_prompt_tokens: Any = None
+    use_beam_search: Any = None
+
+
+class ChatBody(OpenAIBody, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    max_completion_tokens: Integer | None = None
+    logprobs: bool | None = None
+    top_logprobs: Integer | None = None
+    reasoning_effort: str | None = None
+    tool_choice: Any = None
+
+    audio: Any = None
+    chat_template: Any = None
+    documents: Any = None
+    echo: Any = None
+    function_call: Any = None
+    functions: Any = None
+    mm_processor_kwargs: Any = None
+    modalities: Any = None
+    prediction: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+
+
+class CompletionBody(OpenAIBody, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: str | list[str | int | list[int]]
+    echo: bool | None = None
+    logprobs: Integer | None = None
+
+    suffix: Any = None
+
+
+class TokenizeTextBody(Struct, kw_only=True):
+    """POST /tokenize with a text."""
+
+    prompt: str
+    model: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeChatBody(Struct, kw_only=True):
+    """POST /tokenize with a conversation."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    model: str | None = None
+    return_token_strs: bool | None = None
+    add_special_tokens: Any = None
+    chat_template: Any = None
+
+
+class DetokenizeBody(Struct, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+# Refused fields, each with the values besides null that change nothing.
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "allowed_token_ids": (),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "chat_template": (),
+    "documents": ([],),
+    "ebnf": (),
+    "function_call": ("none",),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "kv_transfer_params": (),
+    "logits_processors": ([],),
+    "lora_path": (),
+    "mm_processor_kwargs": ({},),
+    "modalities": (["text"],),
+    "prediction": (),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "regex": (),
+    "stop_regex": (),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+REFUSED_IN_CHAT: dict[str, tuple[Any, ...]] = {"echo": (False,), "add_special_tokens": (False,)}

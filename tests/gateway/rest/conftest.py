@@ -1,0 +1,60 @@
+"""A REST server on a free port, over a scripted gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+import uvicorn
+from prometheus_client import CollectorRegistry, Counter
+
+from services.common.admin import EmbeddedServer
+from services.gateway.config import GatewayConfig
+from services.gateway.http import build_app
+from tests.gateway.rest.fake import FakeGateway
+
+KEEPALIVE = 0.2
+
+
+@pytest.fixture
+def gateway() -> FakeGateway:
+    return FakeGateway()
+
+
+@pytest.fixture
+def config() -> GatewayConfig:
+    return GatewayConfig(max_body_bytes=100_000)
+
+
+@pytest.fixture
+async def address(gateway: FakeGateway, config: GatewayConfig) -> AsyncIterator[tuple[str, int]]:
+    """Host and port of the server."""
+    registry = CollectorRegistry()
+    Counter("fake_things", "A metric to be found.", registry=registry)
+    app = build_app(gateway, config, registry, keepalive=KEEPALIVE)
+    server = EmbeddedServer(
+        uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, http="httptools")
+    )
+    listening = asyncio.Event()
+    startup = server.startup
+
+    async def announce(sockets: list[object] | None = None) -> None:
+        await startup(sockets)  # type: ignore[arg-type]
+        listening.set()
+
+    server.startup = announce  # type: ignore[method-assign, assignment]
+    task = asyncio.create_task(server.serve())
+    await listening.wait()
+    port = server.servers[0].sockets[0].getsockname()[1]
+    yield "127.0.0.1", port
+    server.should_exit = True
+    await task
+
+
+@pytest.fixture
+async def client(address: tuple[str, int]) -> AsyncIterator[httpx.AsyncClient]:
+    url = f"http://{address[0]}:{address[1]}"
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        yield client
