@@ -1,0 +1,113 @@
+"""`shoal worker`: the pod's agent process, from its first to its last moment.
+
+It listens before the ranks are started, so that probes are answered while the model
+loads; it drains when it is told to stop, and exits non-zero when the engine is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry
+
+from protos import worker_pb2_grpc
+from services.common import logs, process
+from services.common.admin import build_app, serve_admin
+from services.common.config import parse
+from services.common.rpc import PEER_TIMEOUT_SECONDS, Server
+from services.worker.agent import Agent
+from services.worker.config import WorkerConfig
+from services.worker.metrics import WorkerMetrics
+from services.worker.servicer import WorkerServicer
+from services.worker.supervisor import RANK_MODULE, Limits, Ranks
+
+log = logging.getLogger(__name__)
+
+_GOODBYE_SECONDS = 1.0  # for calls that were told to end
+
+
+async def serve(
+    config: WorkerConfig,
+    stop: asyncio.Event,
+    *,
+    limits: Limits | None = None,
+    rank_module: str = RANK_MODULE,
+    peer_timeout: float = PEER_TIMEOUT_SECONDS,
+) -> int:
+    """Runs a worker until `stop` is set or its engine is lost; returns the exit status."""
+    registry = CollectorRegistry()
+    server = Server(["shoal.v1.Worker"])
+    async with Ranks(config, limits=limits, module=rank_module) as ranks:
+        agent = Agent(ranks.send, WorkerMetrics(registry))
+        servicer = WorkerServicer(agent, peer_timeout=peer_timeout)
+        worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server.grpc)
+        app = build_app(
+            registry,
+            ready=lambda: agent.ready and ranks.responsive,
+            alive=lambda: not agent.failed,
+        )
+        async with serve_admin(config.admin_address, app):
+            log.info("listening", extra={"address": await server.start(config.address)})
+            health = asyncio.create_task(_publish_health(agent, server))
+            await ranks.start(agent.handle_event)
+            status = await _until_ended(agent, ranks, stop, config.drain_timeout)
+            health.cancel()
+            await server.set_serving(False)
+            await server.stop(_GOODBYE_SECONDS)
+    return status
+
+
+async def _until_ended(
+    agent: Agent, ranks: Ranks, stop: asyncio.Event, drain_timeout: float
+) -> int:
+    """Waits for the engine's loss, or for the signal and then for the running requests."""
+    lost = asyncio.create_task(ranks.lost.wait())
+    stopped = asyncio.create_task(stop.wait())
+    drained = asyncio.create_task(_drained(agent, stop))
+    await asyncio.wait({lost, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    if not lost.done():
+        log.info("draining", extra={"requests": agent.num_requests})
+        await asyncio.wait(
+            {lost, drained}, timeout=drain_timeout, return_when=asyncio.FIRST_COMPLETED
+        )
+    for task in (lost, stopped, drained):
+        task.cancel()
+    if ranks.lost.is_set():
+        agent.fail()
+        print(f"shoal worker: {await ranks.reason()}", file=sys.stderr, flush=True)
+        return 1
+    agent.end_sessions()
+    return 0
+
+
+async def _drained(agent: Agent, stop: asyncio.Event) -> None:
+    await stop.wait()
+    agent.drain()
+    await agent.idle()
+
+
+async def _publish_health(agent: Agent, server: Server) -> None:
+    """Keeps grpc.health.v1 equal to the agent's readiness."""
+    while True:
+        agent.changed.clear()
+        await server.set_serving(agent.ready)
+        await agent.changed.wait()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of `shoal worker` and `python -m services.worker`."""
+    config = parse(
+        WorkerConfig,
+        sys.argv[1:] if argv is None else argv,
+        prog="shoal worker",
+        description="Serves one model replica by token ids over gRPC.",
+    )
+    logs.setup("worker", level=config.log_level, format=config.log_format)
+    process.run(lambda stop: serve(config, stop))
+
+
+if __name__ == "__main__":
+    main()

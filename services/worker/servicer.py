@@ -1,0 +1,136 @@
+"""shoal.v1.Worker over gRPC: streams in, streams out, no decisions.
+
+A session's reader never waits for its writer, nor the engine for either: what
+cannot be written yet merges in the session's outbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+from protos import worker_pb2, worker_pb2_grpc
+from services.common.errors import Unavailable
+from services.common.rpc import PEER_TIMEOUT_SECONDS
+from services.common.wire import error_from_proto
+from services.worker.agent import Agent
+from services.worker.agent import Session as ClientSession
+
+_FLUSH_SECONDS = 1.0  # for the last messages of a session that ends in order
+_MAX_DEADLINE_MS = (1 << 32) - 1
+
+
+class WorkerServicer(worker_pb2_grpc.WorkerServicer):
+    """The worker's RPCs; raises ShoalError, which the server's interceptor maps."""
+
+    def __init__(self, agent: Agent, *, peer_timeout: float = PEER_TIMEOUT_SECONDS) -> None:
+        self._agent = agent
+        self._peer_timeout = peer_timeout
+
+    async def Session(  # type: ignore[override]  # the stub knows generators only
+        self,
+        request_iterator: AsyncIterator[worker_pb2.WorkerSessionRequest],
+        context: worker_pb2_grpc._ServicerContext,
+    ) -> None:
+        """Serves one client until it leaves, falls silent, or the worker ends."""
+        session, info = self._agent.open_session()
+        session.outbox.pending.info.CopyFrom(info)
+        session.outbox.notify()
+
+        async def write(response: worker_pb2.WorkerSessionResponse) -> None:
+            self._agent.stamp(response)
+            async with asyncio.timeout(self._peer_timeout):
+                await context.write(response)
+
+        try:
+            await self._serve(
+                session, session.outbox.run(write), self._read(session, request_iterator)
+            )
+        except TimeoutError:
+            raise Unavailable(f"the client was silent for {self._peer_timeout:g} s")
+
+    async def _serve(self, session: ClientSession, *work: Coroutine[Any, Any, None]) -> None:
+        """Runs a session's coroutines until one ends or the agent ends the session."""
+        tasks = [asyncio.create_task(coroutine) for coroutine in work]
+        try:
+            await asyncio.wait({*tasks, session.ended}, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()
+            if session.ended.done():
+                session.ended.result()
+                async with asyncio.timeout(_FLUSH_SECONDS):
+                    await session.outbox.flushed()
+        finally:
+            self._agent.close_session(session)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(
+        self, session: ClientSession, requests: AsyncIterator[worker_pb2.WorkerSessionRequest]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(self._peer_timeout) as silence:
+            async for request in requests:
+                silence.reschedule(loop.time() + self._peer_timeout)
+                self._agent.receive(session, request)
+
+    async def Generate(  # type: ignore[override]
+        self,
+        request: worker_pb2.WorkerGenerateRequest,
+        context: worker_pb2_grpc._ServicerContext,
+    ) -> None:
+        """Streams one generation: a session of one request, aborted when the call ends early."""
+        submit = request.submit
+        submit.handle = 0
+        _limit_deadline(submit, context.time_remaining())
+        session, _ = self._agent.open_session()
+
+        async def write(message: worker_pb2.WorkerSessionResponse) -> None:
+            step = message.step
+            if step.rejected:
+                raise error_from_proto(step.rejected[0].error)
+            response = worker_pb2.WorkerGenerateResponse(token_ids=step.token_ids)
+            for row in step.logprobs:
+                response.logprobs.extend(row.tokens)
+            if step.finished:
+                response.finished.CopyFrom(step.finished[0])
+                response.finished.handle = 0
+                session.end()
+            if response.ByteSize():
+                await context.write(response)
+
+        self._agent.receive(session, worker_pb2.WorkerSessionRequest(submits=[submit]))
+        await self._serve(session, session.outbox.run(write))
+
+    async def GetInfo(
+        self, request: worker_pb2.GetInfoRequest, context: worker_pb2_grpc._ServicerContext
+    ) -> worker_pb2.GetInfoResponse:
+        """What the worker is, or how far it has come in loading."""
+        if self._agent.info is not None:
+            return worker_pb2.GetInfoResponse(info=self._agent.info)
+        return worker_pb2.GetInfoResponse(progress=self._agent.progress)
+
+    async def Drain(
+        self, request: worker_pb2.DrainRequest, context: worker_pb2_grpc._ServicerContext
+    ) -> worker_pb2.DrainResponse:
+        """Refuses new requests from now on; the process stays until it is told to end."""
+        self._agent.drain()
+        return worker_pb2.DrainResponse(num_requests=self._agent.num_requests)
+
+    async def FlushCache(
+        self, request: worker_pb2.FlushCacheRequest, context: worker_pb2_grpc._ServicerContext
+    ) -> worker_pb2.FlushCacheResponse:
+        """Drops every cached prefix that no request uses."""
+        return worker_pb2.FlushCacheResponse(num_pages=await self._agent.flush_cache())
+
+
+def _limit_deadline(submit: worker_pb2.Submit, seconds: float | None) -> None:
+    """Lets the request's deadline be the call's, if that is sooner."""
+    if seconds is None:
+        return
+    milliseconds = min(max(0, int(seconds * 1000)), _MAX_DEADLINE_MS)
+    if not submit.HasField("deadline_ms") or milliseconds < submit.deadline_ms:
+        submit.deadline_ms = milliseconds

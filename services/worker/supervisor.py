@@ -1,0 +1,266 @@
+"""Starts the ranks, watches them, and leaves none behind.
+
+Owns the rank processes, the socket to rank 0 and the question whether the engine
+is alive. It does not know what a request is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import math
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from protos import engine_pb2
+from services.common.process import child_environment
+from services.worker.config import WorkerConfig
+from services.worker.framing import read_message, write_message
+
+log = logging.getLogger(__name__)
+
+CONFIG_ENV = "SHOAL_RANK_CONFIG"
+SOCKET_ENV = "SHOAL_RANK_SOCKET"
+RANK_MODULE = "services.worker.rank"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long the supervisor waits, in seconds.
+
+    A ready engine may be silent for max(`silence`, 10 x its recent step time); it
+    sends a sign of life every second while idle, so one rule serves both states.
+    """
+
+    connect: float = 180.0  # from the start of the processes to rank 0's connection
+    load: float = 900.0  # between two reports of progress while loading
+    silence: float = 10.0
+    exit: float = 5.0  # from the goodbye to SIGKILL
+
+
+class Ranks:
+    """The rank processes of one engine, from `start` to `stop`.
+
+    `lost` is set as soon as the engine cannot be used any more: its process ended,
+    its connection closed, it said that it must exit, or it fell silent.
+    """
+
+    def __init__(
+        self, config: WorkerConfig, *, limits: Limits | None = None, module: str = RANK_MODULE
+    ) -> None:
+        self.lost = asyncio.Event()
+        self._config = config
+        self._limits = limits or Limits()
+        self._module = module
+        self._on_event: Callable[[engine_pb2.EngineEvent], None] = lambda event: None
+        self._directory = Path(tempfile.mkdtemp(prefix="shoal-worker-"))
+        self._server: asyncio.Server | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._exited = asyncio.Event()
+        self._heard_at = 0.0
+        self._step_seconds = 0.0  # a maximum that fades, so that one quick step hides nothing
+        self._ready = False
+        self._phase_changed = asyncio.Event()  # another window applies from now
+        self._fatal = ""
+        self._stuck = ""
+
+    async def __aenter__(self) -> Ranks:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    @property
+    def responsive(self) -> bool:
+        """The engine made a step, or said that it is idle, within the window."""
+        return not self.lost.is_set() and self._silent_for() < self._window()
+
+    async def start(self, on_event: Callable[[engine_pb2.EngineEvent], None]) -> None:
+        """Starts the processes and returns; `on_event` is called for each event of rank 0."""
+        self._on_event = on_event
+        loop = asyncio.get_running_loop()
+        self._heard_at = loop.time()
+        path = str(self._directory / "rank.sock")
+        self._server = await asyncio.start_unix_server(self._read, path)
+        environment = child_environment() | {
+            CONFIG_ENV: json.dumps(dataclasses.asdict(self._config)),
+            SOCKET_ENV: path,
+            "OMP_NUM_THREADS": str(num_threads(self._config)),
+        }
+        # A session of its own: Ctrl-C in a terminal reaches the agent alone, which drains.
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command(),
+            env=environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=sys.stderr.fileno(),
+            start_new_session=True,
+        )
+        self._tasks = [
+            asyncio.create_task(self._watch_exit(self._process)),
+            asyncio.create_task(self._watch_silence()),
+        ]
+
+    def send(self, command: engine_pb2.EngineCommand) -> None:
+        """Sends a command to rank 0; dropped if it is gone, which `lost` tells."""
+        if self._writer is not None:
+            # Never waits: a rank that stopped reading is found by its silence.
+            write_message(self._writer, command)
+
+    async def reason(self) -> str:
+        """One sentence on why the engine was lost; waits a moment for the full story."""
+        if not self._fatal and not self._stuck:
+            try:
+                async with asyncio.timeout(1.0):
+                    await self._exited.wait()
+            except TimeoutError:
+                log.debug("the rank process still runs after its connection closed")
+        if self._fatal or self._stuck:
+            return self._fatal or self._stuck
+        status = self._process.returncode if self._process else None
+        if status is None:
+            return "the engine closed its connection"
+        if status < 0:
+            return f"the engine process was killed by {signal.Signals(-status).name}"
+        return f"the engine process exited with status {status}"
+
+    async def stop(self) -> None:
+        """Ends every rank: a goodbye first, SIGKILL for what is left after the grace."""
+        for task in self._tasks[1:]:
+            task.cancel()
+        if self._writer is not None:
+            self._writer.close()
+        if self._server is not None:
+            self._server.close()
+        if self._process is not None:
+            await self._end(self._process)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        if self._writer is not None and not self._stuck:
+            grace = min(1.0, self._limits.exit) if self.lost.is_set() else self._limits.exit
+            try:
+                async with asyncio.timeout(grace):
+                    await self._exited.wait()
+            except TimeoutError:
+                log.warning("the ranks did not exit in %g s and are killed", grace)
+        if not self._exited.is_set():
+            # Ranks under torchrun lead sessions of their own; they die with torchrun.
+            os.killpg(process.pid, signal.SIGKILL)
+            await self._exited.wait()
+
+    def _command(self) -> list[str]:
+        config = self._config
+        if config.engine == "fake" and config.tp == 1:
+            return [sys.executable, "-m", self._module]  # needs no torch, so starts at once
+        return [
+            *(sys.executable, "-m", "services.worker.torchrun"),
+            f"--nproc-per-node={config.tp}",
+            "--nnodes=1",
+            "--rdzv-backend=c10d",
+            "--rdzv-endpoint=localhost:0",
+            f"--rdzv-id=shoal-{os.getpid()}",
+            "--local-addr=localhost",  # no look-up of the host's own name
+            "--max-restarts=0",
+            "--monitor-interval=1",
+            f"--log-dir={self._directory}",
+            *("-m", self._module),
+        ]
+
+    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert self._server is not None
+        self._server.close()  # one rank 0, one connection
+        self._writer = writer
+        self._heard_at = asyncio.get_running_loop().time()
+        self._phase_changed.set()
+        try:
+            while True:
+                self._receive(await read_message(reader, engine_pb2.EngineEvent))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self._lose()
+
+    def _receive(self, event: engine_pb2.EngineEvent) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+        if event.stats.step_us:
+            self._step_seconds = max(event.stats.step_us / 1e6, 0.95 * self._step_seconds)
+        if event.HasField("fatal"):
+            self._fatal = event.fatal.message
+            self._lose()
+        if event.HasField("ready"):
+            self._ready = True
+            self._phase_changed.set()
+        self._on_event(event)
+
+    def _lose(self) -> None:
+        self.lost.set()
+
+    def _silent_for(self) -> float:
+        return asyncio.get_running_loop().time() - self._heard_at
+
+    def _window(self) -> float:
+        if self._ready:
+            return max(self._limits.silence, 10 * self._step_seconds)
+        return self._limits.load if self._writer is not None else self._limits.connect
+
+    async def _watch_exit(self, process: asyncio.subprocess.Process) -> None:
+        await process.wait()
+        self._exited.set()
+        self._lose()
+
+    async def _watch_silence(self) -> None:
+        """Sleeps until the window of the last event ends; a busy engine costs it nothing."""
+        while True:
+            try:
+                async with asyncio.timeout(max(self._window() - self._silent_for(), 0.0) + 0.01):
+                    await self._phase_changed.wait()
+                self._phase_changed.clear()
+            except TimeoutError:
+                # The agent may be the one that was stopped or starved: what the rank
+                # has sent meanwhile is read before it is judged.
+                await asyncio.sleep(min(1.0, self._window() / 10))
+                if self._silent_for() >= self._window():
+                    break
+        seconds = round(self._silent_for(), 1)
+        if self._writer is None:
+            self._stuck = f"the engine did not connect within {seconds} s of its start"
+        else:
+            self._stuck = f"the engine gave no sign of life for {seconds} s"
+        self._lose()
+
+
+def num_threads(config: WorkerConfig) -> int:
+    """CPU threads a rank: the flag, else OMP_NUM_THREADS, else the cores over the ranks."""
+    if config.num_threads:
+        return config.num_threads
+    inherited = os.environ.get("OMP_NUM_THREADS", "")
+    if inherited.isdigit() and int(inherited) > 0:
+        return int(inherited)
+    return max(1, available_cores() // config.tp)
+
+
+def available_cores(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Cores this process may use: its affinity mask, cut by the cgroup's CPU quota."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, _, period = cpu_max.read_text().strip().partition(" ")
+    except OSError:
+        return cores  # no cgroup v2
+    if quota == "max":
+        return cores
+    return max(1, min(cores, math.ceil(int(quota) / int(period or 100_000))))
