@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+
+_SENTENCE = re.compile(r"shoal(?: [a-z]+)?: (.+)")
 
 OnLine = Callable[[str], None]
 
@@ -38,12 +41,10 @@ class Exit:
 
     @property
     def reason(self) -> str:
-        """The sentence it left on stderr, if any: the last that starts with `shoal`."""
+        """The sentence it left on stderr, if any: the last after `shoal:` or `shoal worker:`."""
         for line in reversed(self.last_lines):
-            if line.startswith("shoal: "):
-                return line.removeprefix("shoal: ")
-            if line.startswith("shoal"):
-                return line
+            if match := _SENTENCE.match(line):
+                return match.group(1)
         return self.last_lines[-1] if self.last_lines else ""
 
 

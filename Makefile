@@ -1,0 +1,63 @@
+# Shoal's tasks. `make help` lists them; each sets up what it needs by itself.
+
+PYTHON ?= python3
+# Flags for the command behind `run`, `test` and `bench`: make run ARGS="--port 9000".
+ARGS ?=
+# A package index with torch builds; empty leaves it to pip. Default: PyTorch's CPU builds, unless
+# there is an NVIDIA driver (PyPI's build is for CUDA) or a local wheel. To choose a CUDA version:
+# make run TORCH_INDEX=https://download.pytorch.org/whl/cu130
+TORCH_INDEX ?= $(shell tools/torch-index.sh $(PYTHON))
+
+BIN := .venv/bin
+SETUP = PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" tools/setup.sh
+RUN_READY := .venv/.ready-run
+DEV_READY := .venv/.ready-dev
+
+.PHONY: help run chat test lint format protos baseline bench check-all clean
+.DEFAULT_GOAL := help
+
+help: ## list the tasks
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: $(RUN_READY) ## serve the embedded model on http://127.0.0.1:8000 (ARGS="--port 9000 ...")
+	@$(BIN)/python -m services serve $(ARGS)
+
+chat: $(RUN_READY) ## chat in the terminal, with a running fleet or one of its own
+	@$(BIN)/python -m services chat $(ARGS)
+
+test: $(DEV_READY) ## run every test (ARGS="tests/worker -k radix ...")
+	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
+
+lint: $(DEV_READY) ## check style, types, imports and protos
+	@echo "==> ruff"; $(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@echo "==> mypy"; $(BIN)/mypy
+	@echo "==> import-linter"; $(BIN)/lint-imports
+	@echo "==> protos"; tools/protos.sh --check
+	@$(BIN)/buf lint
+	@$(BIN)/buf breaking --against protos/baseline.binpb
+
+format: $(DEV_READY) ## rewrite the code in the one style
+	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+protos: $(DEV_READY) ## generate the Python code of protos/*.proto
+	@tools/protos.sh
+
+baseline: $(DEV_READY) ## at a release only: promise the field numbers as they are now
+	@$(BIN)/buf build -o protos/baseline.binpb
+
+bench: $(RUN_READY) ## measure a fleet with the fake engine
+	@$(BIN)/python -m bench.fleet $(ARGS)
+
+check-all: lint test ## everything that CI checks
+
+clean: ## remove the virtual environment and every cache
+	@rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(RUN_READY): pyproject.toml constraints.txt
+	@$(SETUP) run
+	@touch $@
+
+$(DEV_READY): $(RUN_READY)
+	@$(SETUP) dev
+	@touch $@
