@@ -1,0 +1,140 @@
+"""The gateway process: start-up, main loop, shut-down.
+
+sessions to peers --+
+REST listener ------+--> serve until told to stop --> drain --> close listeners
+gRPC listener ------+
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+from protos import inference_pb2_grpc
+from services.common import rpc
+from services.common.admin import EmbeddedServer
+from services.common.errors import StartupError
+from services.gateway import http
+from services.gateway.config import GatewayConfig
+from services.gateway.core import Core
+from services.gateway.servicer import InferenceServicer
+
+log = logging.getLogger(__name__)
+
+SERVICE = "shoal.v1.Inference"
+# What connections get, after the streams have ended, to take in their last bytes.
+_LINGER_SECONDS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where a gateway really listens, `host:port`; `grpc` is empty if it does not."""
+
+    http: str
+    grpc: str
+
+
+async def serve(
+    config: GatewayConfig,
+    stop: asyncio.Event,
+    started: Callable[[Endpoints], None] = lambda endpoints: None,
+) -> int:
+    """Runs a gateway until `stop` is set and its requests have ended; returns 0.
+
+    `started` is told the endpoints once both listeners are up, which does not wait
+    for any peer. Raises StartupError if a port is taken or the configuration lacks
+    something.
+    """
+    registry = CollectorRegistry()
+    core = Core(config, registry)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(_background(core.run()))
+        http_address = await stack.enter_async_context(_rest(core, config, registry))
+        grpc_address = ""
+        if config.grpc_port >= 0:
+            grpc_address = await stack.enter_async_context(_grpc(core, config))
+        started(Endpoints(http_address, grpc_address))
+        await stop.wait()
+        log.info("draining", extra={"requests": core.num_requests})
+        await core.drain(config.drain_timeout)
+    return 0
+
+
+@asynccontextmanager
+async def _rest(
+    core: Core, config: GatewayConfig, registry: CollectorRegistry
+) -> AsyncIterator[str]:
+    """Serves REST; yields `host:port`."""
+    listener = _listen(config.host, config.port)
+    server = EmbeddedServer(
+        uvicorn.Config(
+            http.build_app(core, config, registry),
+            http="httptools",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=_LINGER_SECONDS,
+        )
+    )
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield _address(config.host, listener.getsockname()[1])
+    finally:
+        server.should_exit = True
+        await task
+
+
+@asynccontextmanager
+async def _grpc(core: Core, config: GatewayConfig) -> AsyncIterator[str]:
+    """Serves the public gRPC API, its health following readiness; yields `host:port`."""
+    server = rpc.Server([SERVICE], public=True)
+    inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(core), server.grpc)
+    try:
+        address = await server.start(_address(config.host, config.grpc_port))
+    except RuntimeError as error:
+        raise StartupError(f"cannot listen on gRPC port {config.grpc_port}: {error}")
+    async with _background(_publish_readiness(core, server)):
+        yield address
+    await server.stop(_LINGER_SECONDS)
+
+
+async def _publish_readiness(core: Core, server: rpc.Server) -> None:
+    seen = -1
+    while True:
+        seen = await core.fleet.change(seen)
+        await server.set_serving(core.readiness().ready)
+
+
+@asynccontextmanager
+async def _background(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Runs something beside the body, and ends with it. A fault of it ends the body."""
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(work)
+        yield
+        task.cancel()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises StartupError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise StartupError(f"cannot listen on {_address(host, port)}: {error.strerror}")
+    listener.setblocking(False)
+    return listener
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

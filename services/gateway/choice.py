@@ -1,0 +1,217 @@
+"""One choice of a request: the ids a worker emits, the text they become, the unread news.
+
+Owns the choice's state through any change of worker or detokenizer. It holds every
+id emitted so far, so it can say at any moment from where another instance goes on:
+
+    0 ......... sent ......... consumed ......... emitted
+                |<-- unread -->|<-- in flight -->|
+                               to the detokenizer
+
+All its methods are plain calls that return at once; where it has to wait for another
+instance it asks its owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from protos import worker_pb2
+from services.common.errors import InternalError, PeerLost, ShoalError, Unavailable
+from services.gateway.domain import Chunk, FinishReason, TextOptions, TokenLogprobs
+from services.gateway.peers.detokenizer import Decoder, TextStream
+from services.gateway.peers.worker import Finished, Submission, WorkerPeer
+
+
+class Owner(Protocol):
+    """The request a choice belongs to."""
+
+    def on_news(self, choice: Choice, num_bytes: int) -> None:
+        """There is something to `take`; `num_bytes` of text are new."""
+        ...
+
+    def on_failed(self, error: ShoalError) -> None: ...
+
+    def on_worker_lost(self, choice: Choice) -> None:
+        """The choice needs another worker."""
+        ...
+
+    def on_decoder_lost(self, choice: Choice) -> None:
+        """The choice needs another detokenizer."""
+        ...
+
+    def on_prompt_logprobs(self, logprobs: Sequence[TokenLogprobs]) -> None: ...
+
+
+class Choice:
+    """See the module's picture. `finish_reason` is set once all text is there."""
+
+    def __init__(self, index: int, owner: Owner, stop_token_ids: Sequence[int]) -> None:
+        self.index = index
+        self.ids: list[int] = []  # emitted; after a stop string, those it needed
+        self.cached_tokens = 0
+        self.fingerprint: str | None = None  # of the worker that emitted the first id
+        self.finish_reason: FinishReason | None = None
+        self.num_moves = 0
+        self._owner = owner
+        self._stop_token_ids = frozenset(stop_token_ids)
+        self._logprobs: list[TokenLogprobs] = []
+        self._submission: Submission | None = None
+        self._accepted: asyncio.Future[None] | None = None
+        self._finished: Finished | None = None
+        self._text: TextStream | None = None
+        self._num_fed = 0  # ids that are for the detokenizer: all but a stop token
+        self._consumed = 0
+        self._num_chars = 0
+        self._sent = 0
+        self._unread: list[str] = []
+        self._stop_reason: str | int | None = None
+        self._closed = False
+
+    # -- what the owner calls
+
+    def submit_to(self, worker: WorkerPeer, submit: worker_pb2.Submit) -> asyncio.Future[None]:
+        """Hands the choice to a worker; the future is done when it is accepted.
+
+        The future raises PeerLost or what the worker refused it with; the call itself
+        raises PeerLost if the session is gone.
+        """
+        self._accepted = asyncio.get_running_loop().create_future()
+        self._submission = worker.submit(submit, self)
+        return self._accepted
+
+    def decode_with(self, decoder: Decoder, options: TextOptions) -> None:
+        """Opens the text, or takes it over: consumed ids are replayed, others sent again.
+
+        Raises PeerLost if the session is gone.
+        """
+        replay = self.ids[: self._consumed]
+        self._text = decoder.open(options, self, replay, self._num_chars)
+        in_flight = self.ids[self._consumed : self._num_fed]
+        if in_flight:
+            self._text.push(in_flight)
+        if self._finished is not None:
+            self._text.end()
+
+    def take(self) -> Chunk:
+        """The unread news."""
+        end = len(self.ids) if self.finish_reason else self._consumed
+        start, self._sent = self._sent, end
+        text = "".join(self._unread)
+        self._unread.clear()
+        logprobs = self._logprobs[start:end] if self._logprobs else None
+        return Chunk(
+            self.index, text, self.ids[start:end], logprobs, self.finish_reason, self._stop_reason
+        )
+
+    def finish_at_length(self) -> None:
+        """Every allowed id was emitted, though no worker lived to say so."""
+        self._end_ids(Finished("length", None, self.cached_tokens))
+
+    def close(self) -> None:
+        """Gives the choice up, at the worker and at the detokenizer."""
+        self._closed = True
+        if self._submission is not None:
+            self._submission.abort()
+        if self._text is not None:
+            self._text.close()
+        if self._accepted is not None and not self._accepted.done():
+            self._accepted.cancel()
+
+    # -- what the worker's session calls
+
+    def on_accepted(self) -> None:
+        if self._accepted is not None and not self._accepted.done():
+            self._accepted.set_result(None)
+
+    def on_rejected(self, error: ShoalError) -> None:
+        self._submission = None
+        if self._accepted is not None and not self._accepted.done():
+            self._accepted.set_exception(error)
+        elif isinstance(error, Unavailable):
+            self._owner.on_worker_lost(self)
+        else:
+            self._owner.on_failed(error)
+
+    def on_prompt_logprobs(self, logprobs: Sequence[TokenLogprobs]) -> None:
+        self._owner.on_prompt_logprobs(logprobs)
+
+    def on_tokens(
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenLogprobs] | None,
+        finished: Finished | None,
+    ) -> None:
+        if finished is not None and finished.reason == "abort":
+            self.on_rejected(Unavailable("the worker gave the request up"))
+            return
+        if self.fingerprint is None and self._submission is not None:
+            self.fingerprint = self._submission.peer.fingerprint
+        self.ids.extend(token_ids)
+        if logprobs is not None:
+            self._logprobs.extend(logprobs)
+        shown: Sequence[int] = token_ids
+        if finished is not None and token_ids and token_ids[-1] == finished.stop_token_id:
+            shown = token_ids[:-1]  # it ends the text and is no part of it
+        self._num_fed += len(shown)
+        if shown and self._text is not None:
+            self._text.push(shown)
+        if finished is not None and not self._closed and self.finish_reason is None:
+            self._end_ids(finished)
+
+    def on_worker_lost(self, error: PeerLost) -> None:
+        self._submission = None
+        if self._accepted is not None and not self._accepted.done():
+            self._accepted.set_exception(error)
+        else:
+            self._owner.on_worker_lost(self)
+
+    # -- what the detokenizer's session calls
+
+    def on_text(self, text: str, ids_consumed: int) -> None:
+        self._consumed = ids_consumed
+        if text:
+            self._num_chars += len(text)
+            self._unread.append(text)
+            self._owner.on_news(self, len(text) if text.isascii() else len(text.encode()))
+
+    def on_text_end(self, stop: str | None, ids_consumed: int) -> None:
+        self._text = None
+        if stop is not None:
+            self._cut_at_stop(stop, ids_consumed)
+        elif self._finished is not None:
+            self.finish_reason = self._finished.reason
+            if self._finished.stop_token_id in self._stop_token_ids:
+                self._stop_reason = self._finished.stop_token_id
+        else:
+            self._owner.on_failed(InternalError("a text ended before its tokens did"))
+            return
+        self._owner.on_news(self, 0)
+
+    def on_text_error(self, error: ShoalError) -> None:
+        self._text = None
+        self._owner.on_failed(error)
+
+    def on_decoder_lost(self, error: PeerLost) -> None:
+        self._text = None
+        self._owner.on_decoder_lost(self)
+
+    # -- inside
+
+    def _end_ids(self, finished: Finished) -> None:
+        self._submission = None
+        self._finished = finished
+        self.cached_tokens = finished.cached_tokens
+        if self._text is not None:
+            self._text.end()
+
+    def _cut_at_stop(self, stop: str, ids_consumed: int) -> None:
+        del self.ids[ids_consumed:]
+        del self._logprobs[ids_consumed:]
+        self._consumed = ids_consumed
+        self.finish_reason = "stop"
+        self._stop_reason = stop
+        if self._submission is not None:
+            self._submission.abort()
+            self._submission = None

@@ -1,0 +1,182 @@
+"""The gateway that every front end calls: admission, readiness, drain, the simple calls.
+
+Implements `services.gateway.domain.Gateway`. What happens to a generation is told in
+`services.gateway.generate`; who serves it is decided in `services.gateway.peers.fleet`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry
+
+from services.common.errors import Overloaded, ShoalError, Unavailable
+from services.gateway import generate, to_proto
+from services.gateway.config import GatewayConfig
+from services.gateway.discovery import StaticAddresses
+from services.gateway.domain import (
+    ChatPrompt,
+    GenerationRequest,
+    ModelCard,
+    Readiness,
+    TextPrompt,
+)
+from services.gateway.local_decoder import LocalDecoder
+from services.gateway.metrics import Metrics
+from services.gateway.peers.fleet import RETRY_AFTER_SECONDS, Model, PeerFleet, Sources
+from services.gateway.peers.session import SessionTimes
+from services.gateway.peers.worker import flush_all
+from services.gateway.router import LeastLoaded, Policy
+
+
+class Core:
+    """One gateway process's requests and peers. Make it inside a running loop."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        registry: CollectorRegistry,
+        *,
+        times: SessionTimes | None = None,
+        policy: Policy | None = None,
+    ) -> None:
+        self.metrics = Metrics(registry)
+        self.fleet = PeerFleet(
+            Sources(
+                StaticAddresses(config.worker_addresses),
+                StaticAddresses(config.tokenizer_addresses),
+                StaticAddresses(config.detokenizer_addresses),
+            ),
+            times or SessionTimes(),
+            policy or LeastLoaded(),
+            make_local_decoder(config),
+        )
+        self.metrics.count(self)
+        self.max_moves = config.max_resumes
+        self.hold_timeout = config.hold_timeout
+        self.max_buffer_bytes = config.max_buffer_bytes
+        self._max_requests = config.max_requests
+        self._generations: set[generate.LiveGeneration] = set()
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._token_bytes: dict[str, dict[int, bytes]] = {}  # by model; at most a vocabulary
+
+    async def run(self) -> None:
+        """Keeps the sessions to all peers until cancelled."""
+        await self.fleet.run()
+
+    # -- generations
+
+    async def start(self, request: GenerationRequest) -> generate.LiveGeneration:
+        return await generate.start(self, request)
+
+    def admit(self, generation: generate.LiveGeneration) -> None:
+        self._refuse_when_draining()
+        if len(self._generations) >= self._max_requests:
+            raise Overloaded(
+                f"{self._max_requests} requests are in flight already",
+                retry_after=RETRY_AFTER_SECONDS,
+            )
+        self._generations.add(generation)
+        self._idle.clear()
+
+    def release(self, generation: generate.LiveGeneration) -> None:
+        self._generations.discard(generation)
+        if not self._generations:
+            self._idle.set()
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._generations)
+
+    @property
+    def num_chats(self) -> int:
+        return sum(
+            isinstance(generation.request.prompt, ChatPrompt) for generation in self._generations
+        )
+
+    # -- the simple calls
+
+    async def tokenize(
+        self, model: str, prompt: ChatPrompt | TextPrompt, *, return_token_strs: bool = False
+    ) -> tuple[Sequence[int], Sequence[str] | None]:
+        self._refuse_when_draining()
+        message = to_proto.encode_request(prompt, return_token_strs=return_token_strs)
+        answer = await self.fleet.encode(
+            await self._find_model(model), message, self.hold_timeout, self.max_moves
+        )
+        return answer.token_ids, answer.token_strs if return_token_strs else None
+
+    async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
+        self._refuse_when_draining()
+        return await self.fleet.decoding(
+            await self._find_model(model),
+            lambda decoder: decoder.decode(token_ids),
+            self.hold_timeout,
+            self.max_moves,
+        )
+
+    async def token_bytes(self, token_ids: Sequence[int], model: str = "") -> Sequence[bytes]:
+        found = await self._find_model(model)
+        known = self._token_bytes.setdefault(found.name, {})
+        missing = sorted({token_id for token_id in token_ids if token_id not in known})
+        if missing:
+            answers = await self.fleet.decoding(
+                found, lambda decoder: decoder.lookup(missing), self.hold_timeout, self.max_moves
+            )
+            known.update(zip(missing, answers, strict=True))
+        return [known[token_id] for token_id in token_ids]
+
+    def models(self) -> Sequence[ModelCard]:
+        return [
+            ModelCard(model.name, model.max_model_len, model.created)
+            for model in self.fleet.models().values()
+        ]
+
+    async def flush_cache(self) -> None:
+        await flush_all(self.fleet.workers.ready)
+
+    async def _find_model(self, name: str) -> Model:
+        return await self.fleet.wait_for(
+            lambda: self.fleet.named_model(name), self.hold_timeout, "no worker has been seen yet"
+        )
+
+    # -- readiness and the end
+
+    def readiness(self) -> Readiness:
+        reasons = self.fleet.missing()
+        if self._draining:
+            reasons = ("draining", *reasons)
+        return Readiness(not reasons, reasons, self._draining)
+
+    def _refuse_when_draining(self) -> None:
+        if self._draining:
+            raise Unavailable("this gateway is shutting down", retry_after=RETRY_AFTER_SECONDS)
+
+    async def drain(self, timeout: float) -> None:
+        """Takes no new work, and returns when the open requests have ended.
+
+        After `timeout` seconds those that are left end with an error.
+        """
+        self._draining = True
+        self.fleet.announce_change()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._idle.wait()
+        except TimeoutError:
+            self.fail_all(Unavailable("this gateway is shutting down"))
+
+    def fail_all(self, error: ShoalError) -> None:
+        """Ends every open request with an error."""
+        for generation in list(self._generations):
+            generation.fail(error)
+
+
+def make_local_decoder(config: GatewayConfig) -> LocalDecoder | None:
+    """The decoder in this process, where there is no detokenizer service.
+
+    Raises StartupError if the tokenizer does not load.
+    """
+    return None if config.detokenizer_addresses else LocalDecoder(config.model)

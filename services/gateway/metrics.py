@@ -1,0 +1,154 @@
+"""The gateway's metrics: `shoal_gateway_*`, and the fleet's load as its workers report it.
+
+What can be counted when somebody asks is counted then, by a collector, so that the
+path of a token pays for as little as possible. Workers alone emit the `vllm:*` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from services.common.errors import ShoalError
+from services.gateway.peers.fleet import PeerFleet
+
+_FIRST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_NEXT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+_WHOLE_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+class Census(Protocol):
+    """What the gauges count."""
+
+    @property
+    def fleet(self) -> PeerFleet: ...
+
+    @property
+    def num_chats(self) -> int:
+        """Chat requests in flight."""
+        ...
+
+    @property
+    def num_requests(self) -> int:
+        """Requests in flight."""
+        ...
+
+
+class Metrics:
+    """Counters and histograms, updated as things happen."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._output_tokens = Counter(
+            "shoal_gateway_output_tokens", "Tokens handed to clients", registry=registry
+        )
+        self._errors = Counter(
+            "shoal_gateway_errors", "Requests that failed", ["code"], registry=registry
+        )
+        self._moves = Counter(
+            "shoal_gateway_resumes",
+            "Times a choice went on at another instance",
+            ["peer"],
+            registry=registry,
+        )
+        self._first = Histogram(
+            "shoal_gateway_time_to_first_token_seconds",
+            "From arrival to the first chunk",
+            buckets=_FIRST_BUCKETS,
+            registry=registry,
+        )
+        self._next = Histogram(
+            "shoal_gateway_inter_chunk_seconds",
+            "Between two chunks of a request",
+            buckets=_NEXT_BUCKETS,
+            registry=registry,
+        )
+        self._whole = Histogram(
+            "shoal_gateway_request_seconds",
+            "From arrival to the end, however it ended",
+            buckets=_WHOLE_BUCKETS,
+            registry=registry,
+        )
+
+    def count(self, census: Census) -> None:
+        """Adds the gauges."""
+        self._registry.register(_Gauges(census))
+
+    def observe_chunk(self, num_tokens: int, seconds: float, *, first: bool) -> None:
+        """A chunk was handed out, `seconds` after arrival or after the one before."""
+        (self._first if first else self._next).observe(seconds)
+        self._output_tokens.inc(num_tokens)
+
+    def observe_request(self, seconds: float) -> None:
+        """A request ended."""
+        self._whole.observe(seconds)
+
+    def count_error(self, error: ShoalError) -> None:
+        """A request failed."""
+        self._errors.labels(error.code.name.lower()).inc()
+
+    def count_move(self, peer: str) -> None:
+        """A choice goes on at another worker or detokenizer."""
+        self._moves.labels(peer).inc()
+
+
+class _Gauges(Collector):
+    def __init__(self, census: Census) -> None:
+        self._census = census
+
+    def collect(self) -> Iterator[Metric]:
+        census = self._census
+        fleet = census.fleet
+        yield _family(
+            "shoal_gateway_requests_in_flight",
+            "Requests in flight",
+            "kind",
+            [
+                ("chat", census.num_chats),
+                ("completion", census.num_requests - census.num_chats),
+            ],
+        )
+        local = fleet.local_decoder
+        detokenizer_handles = fleet.detokenizers.num_handles + (local.outstanding if local else 0)
+        yield _family(
+            "shoal_gateway_handles",
+            "Handles open on sessions to peers",
+            "peer",
+            [
+                ("worker", fleet.workers.num_handles),
+                ("tokenizer", fleet.tokenizers.num_handles),
+                ("detokenizer", detokenizer_handles),
+            ],
+        )
+        yield _family(
+            "shoal_gateway_peers_ready",
+            "Peers that take new work",
+            "peer",
+            [
+                ("worker", len(fleet.workers.ready)),
+                ("tokenizer", len(fleet.tokenizers.ready)),
+                ("detokenizer", len(fleet.detokenizers.ready)),
+            ],
+        )
+        reports = [worker.reported for worker in fleet.workers.ready]
+        yield GaugeMetricFamily(
+            "shoal_fleet_requests_running",
+            "Requests that hold KV pages, over all workers as last reported",
+            value=sum(report.num_running for report in reports),
+        )
+        yield GaugeMetricFamily(
+            "shoal_fleet_requests_waiting",
+            "Requests that wait for KV pages, over all workers as last reported",
+            value=sum(report.num_waiting for report in reports),
+        )
+
+
+def _family(name: str, help: str, label: str, values: Iterable[tuple[str, int]]) -> Metric:
+    family = GaugeMetricFamily(name, help, labels=[label])
+    for value, number in values:
+        family.add_metric([value], number)
+    return family

@@ -1,0 +1,1 @@
+"""Live sessions to the services behind the gateway, and the pools they stand in."""

@@ -1,0 +1,188 @@
+"""The session to a detokenizer: frames of ids out, frames of text in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import grpc
+import grpc.aio
+
+from protos import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
+from services.common import rpc, wire
+from services.common.errors import PeerLost, ShoalError
+from services.gateway.domain import TextOptions
+from services.gateway.peers.session import Peer, error_from_rpc
+
+Request = tokenizer_pb2.DetokenizerSessionRequest
+Response = tokenizer_pb2.DetokenizerSessionResponse
+
+
+class TextSink(Protocol):
+    """Whoever opened a text. No call may block."""
+
+    def on_text(self, text: str, ids_consumed: int) -> None:
+        """New text; `ids_consumed` ids, from the first, have been taken in."""
+        ...
+
+    def on_text_end(self, stop: str | None, ids_consumed: int) -> None:
+        """All text has come. With a stop string, the match needed `ids_consumed` ids."""
+        ...
+
+    def on_text_error(self, error: ShoalError) -> None:
+        """The text cannot be decoded; nothing follows."""
+        ...
+
+    def on_decoder_lost(self, error: PeerLost) -> None: ...
+
+
+class TextStream(Protocol):
+    """One text that is being decoded. Every call is harmless after its end."""
+
+    def push(self, token_ids: Sequence[int]) -> None:
+        """The next ids."""
+        ...
+
+    def end(self) -> None:
+        """No ids follow: what is held back comes out."""
+        ...
+
+    def close(self) -> None:
+        """Nobody waits for the text any more."""
+        ...
+
+
+class Decoder(Protocol):
+    """What the gateway needs of a detokenizer, in another process or in this one."""
+
+    def open(
+        self,
+        options: TextOptions,
+        sink: TextSink,
+        replay_ids: Sequence[int] = (),
+        skip_chars: int = 0,
+    ) -> TextStream:
+        """Begins a text, or takes one over. Raises PeerLost without a session."""
+        ...
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included. Raises ShoalError."""
+        ...
+
+    async def lookup(self, token_ids: Sequence[int]) -> Sequence[bytes]:
+        """The bytes of single tokens. Raises ShoalError."""
+        ...
+
+
+class _RemoteText:
+    """A text on a detokenizer's session."""
+
+    def __init__(self, peer: DetokenizerPeer, handle: int, sink: TextSink) -> None:
+        self._peer = peer
+        self._handle = handle
+        self._sink = sink
+
+    def push(self, token_ids: Sequence[int]) -> None:
+        if self._peer.owns(self._handle, self._sink):
+            pending = self._peer.outbox.pending
+            pending.handles.append(self._handle)
+            pending.counts.append(len(token_ids))
+            pending.token_ids.extend(token_ids)
+            self._peer.outbox.notify()
+
+    def end(self) -> None:
+        if self._peer.owns(self._handle, self._sink):
+            self._peer.outbox.pending.ends.append(self._handle)
+            self._peer.outbox.notify()
+
+    def close(self) -> None:
+        self._peer.close_text(self._handle, self._sink)
+
+
+class DetokenizerPeer(Peer[Request, Response, TextSink]):
+    """One detokenizer."""
+
+    kind = "detokenizer"
+    info: tokenizer_pb2.TokenizerInfo | None = None
+
+    @property
+    def model(self) -> str:
+        """The model whose tokenizer this is, as last heard; empty before that."""
+        return self.info.model if self.info else ""
+
+    def open(
+        self,
+        options: TextOptions,
+        sink: TextSink,
+        replay_ids: Sequence[int] = (),
+        skip_chars: int = 0,
+    ) -> TextStream:
+        handle = self._add(sink)
+        self.outbox.pending.opens.add(
+            handle=handle,
+            options=common_pb2.TextOptions(
+                stop=options.stop,
+                include_stop_str_in_output=options.include_stop_str_in_output,
+                skip_special_tokens=options.skip_special_tokens,
+            ),
+            replay_ids=replay_ids,
+            skip_chars=skip_chars,
+        )
+        self.outbox.notify()
+        return _RemoteText(self, handle, sink)
+
+    def owns(self, handle: int, sink: TextSink) -> bool:
+        """Whether the handle still is the sink's."""
+        return self._handlers.get(handle) is sink
+
+    def close_text(self, handle: int, sink: TextSink) -> None:
+        """Gives a text up, if the handle still is the sink's."""
+        if self._remove(handle, sink):
+            self.outbox.pending.closes.append(handle)
+            self.outbox.notify()
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        stub = tokenizer_pb2_grpc.DetokenizerStub(self.channel())
+        request = tokenizer_pb2.DecodeRequest(token_ids=token_ids, skip_special_tokens=False)
+        try:
+            return (await stub.Decode(request)).text
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error)
+
+    async def lookup(self, token_ids: Sequence[int]) -> Sequence[bytes]:
+        stub = tokenizer_pb2_grpc.DetokenizerStub(self.channel())
+        try:
+            answer = await stub.Lookup(tokenizer_pb2.LookupRequest(token_ids=token_ids))
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error)
+        return answer.token_bytes
+
+    def _on_frame(self, frame: Response) -> None:
+        if frame.draining:
+            self._drain()
+        if frame.HasField("info"):
+            self.info = frame.info
+            self._greet()
+        for handle, text, consumed in zip(
+            frame.handles, frame.texts, frame.ids_consumed, strict=True
+        ):
+            if sink := self._handlers.get(handle):
+                sink.on_text(text, consumed)
+        for ended in frame.ended:
+            ended_sink = self._handlers.pop(ended.handle, None)
+            if ended_sink is None:
+                continue  # closed meanwhile
+            if ended.HasField("error"):
+                ended_sink.on_text_error(wire.error_from_proto(ended.error))
+            else:
+                stop = ended.stop if ended.HasField("stop") else None
+                ended_sink.on_text_end(stop, ended.ids_consumed)
+
+    def _tell_lost(self, handler: TextSink, error: PeerLost) -> None:
+        handler.on_decoder_lost(error)
+
+    def _new_outbox(self) -> rpc.Outbox[Request]:
+        return rpc.Outbox(Request)
+
+    def _open(self, channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[Request, Response]:
+        return tokenizer_pb2_grpc.DetokenizerStub(channel).Session()  # type: ignore[call-arg]  # it is written to

@@ -1,0 +1,271 @@
+"""Every peer of the gateway: which models they serve, and who takes the next piece of work.
+
+Whoever needs an instance says for how long it can wait for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from protos import tokenizer_pb2
+from services.common.errors import InvalidRequest, ModelNotFound, PeerLost, Unavailable
+from services.gateway.discovery import AddressSource
+from services.gateway.local_decoder import LocalDecoder
+from services.gateway.peers.detokenizer import Decoder, DetokenizerPeer
+from services.gateway.peers.pool import PeerPool
+from services.gateway.peers.session import SessionTimes
+from services.gateway.peers.tokenizer import TokenizerPeer
+from services.gateway.peers.worker import WorkerPeer
+from services.gateway.router import Policy
+
+T = TypeVar("T")
+C = TypeVar("C", TokenizerPeer, DetokenizerPeer)
+
+RETRY_AFTER_SECONDS = 1.0
+REPEAT_PATIENCE_SECONDS = 30.0  # for another tokenizer after one was lost
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that some worker serves, or served until it was lost.
+
+    Where workers differ, the limits are those of the smallest.
+    """
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+    created: int  # when this gateway first saw it, in Unix seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where the peers of each kind are."""
+
+    workers: AddressSource
+    tokenizers: AddressSource
+    detokenizers: AddressSource
+
+
+class PeerFleet:
+    """The pools, and the choice among their members."""
+
+    def __init__(
+        self,
+        sources: Sources,
+        times: SessionTimes,
+        policy: Policy,
+        local_decoder: LocalDecoder | None = None,
+    ) -> None:
+        self.workers = PeerPool(
+            sources.workers, lambda address: WorkerPeer(address, times, self.announce_change)
+        )
+        self.tokenizers = PeerPool(
+            sources.tokenizers, lambda address: TokenizerPeer(address, times, self.announce_change)
+        )
+        self.detokenizers = PeerPool(
+            sources.detokenizers,
+            lambda address: DetokenizerPeer(address, times, self.announce_change),
+        )
+        self.local_decoder = local_decoder
+        self._policy = policy
+        self._changed = asyncio.Event()
+        self._num_changes = 0
+        self._first_seen: dict[str, int] = {}
+
+    async def run(self) -> None:
+        """Keeps all sessions until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for pool in (self.workers, self.tokenizers, self.detokenizers):
+                group.create_task(pool.run())
+
+    def announce_change(self) -> None:
+        """Wakes everybody who waits for a change, once."""
+        self._num_changes += 1
+        self._changed.set()
+        self._changed.clear()
+
+    async def change(self, since: int) -> int:
+        """Waits until there have been more than `since` changes; returns how many."""
+        while self._num_changes <= since:
+            await self._changed.wait()
+        return self._num_changes
+
+    def missing(self) -> tuple[str, ...]:
+        """Why no request can be served; empty if one can."""
+        reasons = []
+        if not self.workers.ready:
+            reasons.append("no worker is ready")
+        if not self.tokenizers.ready:
+            reasons.append("no tokenizer is ready")
+        if self.local_decoder is None and not self.detokenizers.ready:
+            reasons.append("no detokenizer is ready")
+        return tuple(reasons)
+
+    # -- models
+
+    def models(self) -> dict[str, Model]:
+        """The models by name. One whose workers are all away is still listed."""
+        by_name: dict[str, list[WorkerPeer]] = {}
+        for worker in self.workers:
+            if worker.info is not None:
+                by_name.setdefault(worker.info.model, []).append(worker)
+        return {name: self._model(name, workers) for name, workers in sorted(by_name.items())}
+
+    def _model(self, name: str, workers: list[WorkerPeer]) -> Model:
+        infos = [worker.info for worker in workers if worker.ready and worker.info]
+        infos = infos or [worker.info for worker in workers if worker.info]
+        return Model(
+            name,
+            min(info.max_model_len for info in infos),
+            min(info.vocab_size for info in infos),
+            self._first_seen.setdefault(name, int(time.time())),
+        )
+
+    async def find_model(self, name: str, patience: float) -> Model:
+        """The model of that name, with a worker ready for it; empty means the only one.
+
+        Raises ModelNotFound, InvalidRequest or Unavailable.
+        """
+
+        def find() -> Model | None:
+            model = self.named_model(name)
+            return model if model and self._ready_workers(model.name) else None
+
+        return await self.wait_for(find, patience, "no worker is ready")
+
+    def named_model(self, name: str) -> Model | None:
+        """The model, with or without a ready worker; None if no model is known at all."""
+        models = self.models()
+        if not models:
+            return None
+        if not name:
+            if len(models) > 1:
+                raise InvalidRequest(f"name a model: {', '.join(models)}", param="model")
+            return next(iter(models.values()))
+        if name not in models:
+            raise ModelNotFound(
+                f"The model {name!r} does not exist; served: {', '.join(models)}", param="model"
+            )
+        return models[name]
+
+    # -- instances
+
+    async def pick_worker(
+        self,
+        model: Model,
+        prompt_ids: Sequence[int],
+        salt: str,
+        *,
+        fingerprint: str | None,
+        avoid: Collection[str],
+        patience: float,
+    ) -> WorkerPeer:
+        """A worker for a request. `fingerprint` limits a resume to workers that compute
+        the same function. Raises Unavailable."""
+
+        def find() -> WorkerPeer | None:
+            workers = [
+                worker
+                for worker in self._ready_workers(model.name)
+                if worker.address not in avoid
+                and (fingerprint is None or worker.fingerprint == fingerprint)
+            ]
+            return self._policy.choose(workers, prompt_ids, salt) if workers else None
+
+        return await self.wait_for(find, patience, "no worker is ready")
+
+    def has_other_worker(self, model: Model, worker: WorkerPeer) -> bool:
+        return any(other is not worker for other in self._ready_workers(model.name))
+
+    async def pick_decoder(self, model: Model, patience: float) -> Decoder:
+        """Where to open a text. Raises Unavailable."""
+        if self.local_decoder is not None:
+            return self.local_decoder
+
+        def find() -> DetokenizerPeer | None:
+            return self._least_outstanding(self.detokenizers, model.name)
+
+        return await self.wait_for(find, patience, "no detokenizer is ready")
+
+    async def encode(
+        self, model: Model, request: tokenizer_pb2.EncodeRequest, patience: float, max_moves: int
+    ) -> tokenizer_pb2.EncodeResponse:
+        """Encodes on some tokenizer, again on another where one is lost.
+
+        Raises Unavailable or what the tokenizer answered.
+        """
+        find = partial(self._least_outstanding, self.tokenizers, model.name)
+
+        async def attempt(patience: float) -> tokenizer_pb2.EncodeResponse:
+            tokenizer = await self.wait_for(find, patience, "no tokenizer is ready")
+            return await tokenizer.encode(request)
+
+        return await repeat_when_lost(attempt, patience, max_moves)
+
+    async def decoding(
+        self, model: Model, call: Callable[[Decoder], Awaitable[T]], patience: float, max_moves: int
+    ) -> T:
+        """A call to some detokenizer, repeated on another where one is lost."""
+
+        async def attempt(patience: float) -> T:
+            return await call(await self.pick_decoder(model, patience))
+
+        return await repeat_when_lost(attempt, patience, max_moves)
+
+    async def wait_for(self, find: Callable[[], T | None], patience: float, reason: str) -> T:
+        """What `find` finds, asked again after every change of a peer.
+
+        Raises Unavailable, with the reason, when patience (seconds) ends.
+        """
+        if (found := find()) is not None:
+            return found
+        try:
+            async with asyncio.timeout(patience):
+                while (found := find()) is None:
+                    await self._changed.wait()
+                return found
+        except TimeoutError:
+            raise Unavailable(reason, retry_after=RETRY_AFTER_SECONDS)
+
+    # -- inside
+
+    def _ready_workers(self, model: str) -> list[WorkerPeer]:
+        return [worker for worker in self.workers.ready if worker.model == model]
+
+    def _least_outstanding(self, pool: PeerPool[C], model: str) -> C | None:
+        """The idlest instance with the model's tokenizer.
+
+        The names are the same, or end the same (a path, a hub id); with one model on
+        either side there is nothing to confuse.
+        """
+        ready = pool.ready
+        matching = [peer for peer in ready if _same_model(peer.model, model)]
+        if not matching and len(self.models()) == 1 and len({peer.model for peer in pool}) == 1:
+            matching = ready
+        return min(matching, key=lambda peer: peer.outstanding, default=None)
+
+
+async def repeat_when_lost(
+    attempt: Callable[[float], Awaitable[T]], patience: float, max_repeats: int
+) -> T:
+    """Awaits `attempt(patience)`, again where the instance was lost or would not do it."""
+    for _ in range(max_repeats):
+        try:
+            return await attempt(patience)
+        except PeerLost:
+            patience = REPEAT_PATIENCE_SECONDS
+    return await attempt(patience)
+
+
+def _same_model(tokenizer: str, model: str) -> bool:
+    return tokenizer == model or _last_part(tokenizer) == _last_part(model)
+
+
+def _last_part(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2].removesuffix(".gguf")

@@ -1,0 +1,231 @@
+"""One session to one peer: connecting, heartbeats, the watchdog, handles.
+
+Owns the connection to an address for as long as the address is known: it connects,
+reads frames, notices loss, and connects again. A subclass says which RPC carries
+the session and what a frame means. Nothing here knows of requests: whoever opens a
+handle is told of frames and of loss by plain calls, which must not block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar, cast
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from services.common import rpc
+from services.common.errors import (
+    STATUSES,
+    InternalError,
+    PeerLost,
+    ShoalError,
+    error_class,
+)
+
+log = logging.getLogger(__name__)
+
+_MAX_HANDLE = 1 << 31
+# A watchdog that wakes this late was not running: the silence was ours, not the peer's.
+_STALL_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTimes:
+    """How patient a session is, in seconds."""
+
+    peer_timeout: float = rpc.PEER_TIMEOUT_SECONDS
+    min_backoff: float = 0.1
+    max_backoff: float = 2.0
+
+
+Q = TypeVar("Q", bound=Message)  # what the gateway sends
+A = TypeVar("A", bound=Message)  # what the peer sends
+H = TypeVar("H")  # whoever opened a handle
+
+
+class Peer(ABC, Generic[Q, A, H]):
+    """One address and the session to it.
+
+    `ready` means that the session stands, the peer has said what it is, and it takes
+    new work. Handles count up and are not used again while a session lives, so a late
+    frame finds nobody rather than somebody else; every session starts an empty table.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, address: str, times: SessionTimes, changed: Callable[[], None]) -> None:
+        self.address = address
+        self.outbox: rpc.Outbox[Q] = self._new_outbox()
+        self._times = times
+        self._changed = changed
+        self._handlers: dict[int, H] = {}
+        self._next_handle = 1
+        self._channel: grpc.aio.Channel | None = None
+        self._connected = False
+        self._draining = False
+        self._was_ready = False
+        self._last_heard = 0.0
+
+    @property
+    def ready(self) -> bool:
+        return self._connected and not self._draining
+
+    @property
+    def outstanding(self) -> int:
+        """Handles open on this session."""
+        return len(self._handlers)
+
+    async def run(self) -> None:
+        """Keeps a session to the address until cancelled."""
+        backoff = self._times.min_backoff
+        try:
+            while True:
+                error = await self._run_session()
+                if self._was_ready:
+                    log.warning("lost a peer", extra={"peer": self._name, "reason": error.message})
+                    backoff = self._times.min_backoff
+                await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
+                backoff = min(backoff * 1.6, self._times.max_backoff)
+        finally:
+            self._lose(PeerLost(f"{self._name} is no longer used"))
+
+    async def _run_session(self) -> PeerLost:
+        """One connection, from connecting to loss; returns why it ended."""
+        self._was_ready = False
+        self._last_heard = asyncio.get_running_loop().time()
+        channel = rpc.open_channel(self.address)
+        call = self._open(channel)
+        self._channel = channel
+        tasks = [
+            asyncio.create_task(self._read(call)),
+            asyncio.create_task(self.outbox.run(call.write)),
+            asyncio.create_task(self._watch()),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            error = self._reason(done)
+            self._lose(error)
+            return error
+        finally:
+            for task in tasks:
+                task.cancel()
+            call.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await channel.close(None)
+
+    async def _read(self, call: grpc.aio.StreamStreamCall[Q, A]) -> None:
+        loop = asyncio.get_running_loop()
+        async for frame in call:
+            self._last_heard = loop.time()
+            self._on_frame(frame)
+
+    async def _watch(self) -> None:
+        """Raises PeerLost once the peer has been silent for too long."""
+        loop = asyncio.get_running_loop()
+        timeout = self._times.peer_timeout
+        while (left := self._last_heard + timeout - loop.time()) > 0:
+            wake_at = loop.time() + left
+            await asyncio.sleep(left)
+            if loop.time() - wake_at > _STALL_SECONDS:
+                self._last_heard = loop.time()
+        raise PeerLost(f"{self._name} was silent for {timeout:g} seconds")
+
+    def _reason(self, done: set[asyncio.Task[None]]) -> PeerLost:
+        failures = [failure for task in done if (failure := task.exception()) is not None]
+        for failure in failures:
+            if isinstance(failure, PeerLost):
+                return failure
+            if isinstance(failure, grpc.aio.AioRpcError):
+                why = failure.details() or failure.code().name
+                return PeerLost(f"{self._name} was lost: {why}")
+        for failure in failures:
+            if not isinstance(failure, asyncio.InvalidStateError):  # a write after the end
+                log.error("fault in the session to %s", self._name, exc_info=failure)
+        return PeerLost(f"{self._name} ended the session")
+
+    def _lose(self, error: PeerLost) -> None:
+        """Forgets the session and tells every open handle."""
+        handlers, self._handlers = self._handlers, {}
+        was_connected, self._connected = self._connected, False
+        self._draining = False
+        self._channel = None
+        self.outbox = self._new_outbox()
+        for handler in handlers.values():
+            self._tell_lost(handler, error)
+        if was_connected:
+            self._changed()
+
+    def _greet(self) -> None:
+        """The peer has said what it is: work may start."""
+        self._connected = self._was_ready = True
+        log.info("connected to a peer", extra={"peer": self._name})
+        self._changed()
+
+    def _drain(self) -> None:
+        """The peer takes no new work for the rest of this session."""
+        if not self._draining:
+            self._draining = True
+            self._changed()
+
+    def _add(self, handler: H) -> int:
+        """A new handle. Raises PeerLost if there is no session."""
+        if not self._connected:
+            raise PeerLost(f"{self._name} is not connected")
+        while self._next_handle in self._handlers:
+            self._next_handle = self._next_handle % _MAX_HANDLE + 1
+        handle = self._next_handle
+        self._next_handle = handle % _MAX_HANDLE + 1
+        self._handlers[handle] = handler
+        return handle
+
+    def _remove(self, handle: int, handler: H) -> bool:
+        """Frees a handle, if it still is the handler's: after a loss it is not."""
+        if self._handlers.get(handle) is not handler:
+            return False
+        del self._handlers[handle]
+        return True
+
+    def channel(self) -> grpc.aio.Channel:
+        """The session's channel, for unary calls. Raises PeerLost if there is none."""
+        if not self._connected or self._channel is None:
+            raise PeerLost(f"{self._name} is not connected")
+        return self._channel
+
+    @property
+    def _name(self) -> str:
+        return f"{self.kind} {self.address}"
+
+    @abstractmethod
+    def _new_outbox(self) -> rpc.Outbox[Q]: ...
+
+    @abstractmethod
+    def _open(self, channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[Q, A]:
+        """Starts the RPC that carries the session."""
+
+    @abstractmethod
+    def _tell_lost(self, handler: H, error: PeerLost) -> None:
+        """Tells a handler that the session is gone, and its handle with it."""
+
+    @abstractmethod
+    def _on_frame(self, frame: A) -> None:
+        """Hands a frame to its handlers. Raises PeerLost to end the session."""
+
+
+def error_from_rpc(error: grpc.aio.AioRpcError) -> ShoalError:
+    """The error that a unary call of a Shoal service ended with."""
+    trailers = dict(cast(Iterable[tuple[str, str]], error.trailing_metadata() or ()))
+    kind = trailers.get("shoal-error-code")
+    message = error.details() or error.code().name
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        return PeerLost(message)
+    for code, status in STATUSES.items():
+        if status.grpc is error.code() and kind in (None, status.code):
+            return error_class(code)(message, param=trailers.get("shoal-error-param"))
+    return InternalError(message)
