@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -45,34 +47,73 @@ def build_app(
 
 @asynccontextmanager
 async def serve_admin(address: str, app: Starlette) -> AsyncIterator[None]:
-    """Serves the admin application on `host:port` or `unix:/path`; empty means not at all."""
+    """Serves the admin application on `host:port` or `unix:/path`; empty means not at all.
+
+    Raises:
+        StartupError: the address is wrong or taken.
+    """
     if not address:
         yield
         return
-    if address.startswith("unix:"):
-        config = uvicorn.Config(app, uds=address.removeprefix("unix:"), log_config=None)
-    else:
-        host, _, port = address.rpartition(":")
-        if not port.isdigit():
-            raise StartupError(f"--admin-address {address!r} is not host:port or unix:/path")
-        config = uvicorn.Config(app, host=host.strip("[]"), port=int(port), log_config=None)
-    server = EmbeddedServer(config)
-    task = asyncio.create_task(server.serve())
+    listener = _listen(address)
+    server = EmbeddedServer(uvicorn.Config(app, log_config=None))
+    task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield
     finally:
         server.should_exit = True
         await task
+        listener.close()
+
+
+def _listen(address: str) -> socket.socket:
+    """A listening socket; a stale unix socket is replaced."""
+    try:
+        if address.startswith("unix:"):
+            path = address.removeprefix("unix:")
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(path)
+            listener.listen()
+            return listener
+        host, _, port = address.rpartition(":")
+        if not port.isdigit():
+            raise StartupError(f"--admin-address {address!r} is not host:port or unix:/path")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host.strip("[]"), int(port)), family=family)
+    except OSError as error:
+        raise StartupError(f"cannot listen on {address}: {error.strerror or error}")
 
 
 class EmbeddedServer(uvicorn.Server):
-    """A uvicorn server inside a process that handles its own signals."""
+    """A uvicorn server inside a process that handles its own signals, at rest when idle."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        self._exit = asyncio.Event()
+        super().__init__(config)
+
+    @property
+    def should_exit(self) -> bool:
+        """Set it to have the server stop."""
+        return self._exit.is_set()
+
+    @should_exit.setter
+    def should_exit(self, value: bool) -> None:
+        if value:
+            self._exit.set()
+
+    async def main_loop(self) -> None:
+        """Ticks once a second, for the Date header; uvicorn's own loop ticks ten times."""
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._exit.wait()
 
     def install_signal_handlers(self) -> None:
         """Leaves signals to `services.common.process`."""
 
-    def capture_signals(self):  # type: ignore[no-untyped-def]
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
         """Leaves signals to `services.common.process`."""
-        import contextlib
-
-        return contextlib.nullcontext()
+        yield

@@ -1,0 +1,55 @@
+"""/livez, /readyz and /metrics."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from services.common.admin import build_app, serve_admin
+from services.common.errors import StartupError
+
+
+async def test_probes_ask_every_time_and_metrics_are_served(tmp_path: Path) -> None:
+    registry = CollectorRegistry()
+    Counter("shoal_things", "Things.", registry=registry).inc(3)
+    state = {"ready": False, "alive": True}
+    app = build_app(registry, ready=lambda: state["ready"], alive=lambda: state["alive"])
+    path = tmp_path / "admin.sock"
+    transport = httpx.AsyncHTTPTransport(uds=str(path), retries=20)
+    async with (
+        serve_admin(f"unix:{path}", app),
+        httpx.AsyncClient(transport=transport, base_url="http://admin") as client,
+    ):
+        assert (await client.get("/livez")).status_code == 200
+        assert (await client.get("/readyz")).status_code == 503
+        state.update(ready=True, alive=False)
+        assert (await client.get("/livez")).status_code == 503
+        assert (await client.get("/readyz")).status_code == 200
+        metrics = await client.get("/metrics")
+        assert metrics.headers["content-type"].startswith("text/plain")
+        assert "shoal_things_total 3.0" in metrics.text
+
+
+async def test_without_an_address_nothing_listens() -> None:
+    async with serve_admin("", build_app(CollectorRegistry(), bool, bool)):
+        pass
+
+
+async def test_a_bad_address_is_a_startup_error() -> None:
+    app = build_app(CollectorRegistry(), bool, bool)
+    with pytest.raises(StartupError, match="'nowhere' is not host:port"):
+        async with serve_admin("nowhere", app):
+            pass
+
+
+async def test_an_address_in_use_is_a_startup_error() -> None:
+    app = build_app(CollectorRegistry(), bool, bool)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(StartupError, match=address):
+            async with serve_admin(address, app):
+                pass

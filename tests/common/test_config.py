@@ -1,0 +1,166 @@
+"""Configs as command lines and as environment variables."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.common.config import (
+    borrow,
+    build_parser,
+    env_name,
+    flag_name,
+    option,
+    parse,
+    share,
+    to_argv,
+)
+from services.fleet.chat.config import ChatConfig
+from services.fleet.config import FleetConfig
+from services.gateway.config import GatewayConfig
+from services.tokenizer.config import TokenizerConfig
+from services.worker.config import WorkerConfig
+
+CONFIGS: list[type] = [FleetConfig, GatewayConfig, TokenizerConfig, WorkerConfig, ChatConfig]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One field of every kind."""
+
+    text: str = option("", "some text", group="first")
+    size: int = option(4, "a size", group="first")
+    ratio: float = option(0.5, "a ratio: 50% or so", group="second")
+    limit: float | None = option(None, "maybe a limit", group="second")
+    fast: bool = option(False, "go fast", group="second")
+    safe: bool = option(True, "be safe", group="second")
+    kind: Literal["a", "b"] = option("a", "which kind", group="second")
+    names: tuple[str, ...] = option((), "names, comma-separated", metavar="NAME,...")
+
+    def __post_init__(self) -> None:
+        if self.size < 0:
+            raise ValueError("--size must not be negative")
+
+
+def read(cls: type[Any], *argv: str) -> Any:
+    return parse(cls, argv, prog="shoal test", description="A test.")
+
+
+words = st.text(st.characters(exclude_characters=",\0", exclude_categories=["Cs"]), min_size=1)
+samples = st.builds(
+    Sample,
+    text=st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])),
+    size=st.integers(0, 10**9),
+    ratio=st.floats(allow_nan=False),
+    limit=st.none() | st.floats(allow_nan=False),
+    fast=st.booleans(),
+    safe=st.booleans(),
+    kind=st.sampled_from(["a", "b"]),
+    names=st.lists(words.map(str.strip).filter(bool)).map(tuple),
+)
+
+
+@given(samples)
+def test_to_argv_is_undone_by_parse(sample: Sample) -> None:
+    assert read(Sample, *to_argv(sample)) == sample
+
+
+@pytest.mark.parametrize("cls", CONFIGS)
+def test_defaults_need_no_flags(cls: type[Any]) -> None:
+    assert to_argv(cls()) == []
+    assert read(cls) == cls()
+
+
+@pytest.mark.parametrize("cls", CONFIGS)
+def test_every_option_has_a_help_text_with_its_default(cls: type[Any]) -> None:
+    text = " ".join(build_parser(cls, prog="p", description="d").format_help().split())
+    for field in dataclasses.fields(cls):
+        assert flag_name(field.name) in text
+        assert field.metadata["help"][:20] in text
+        if field.default and field.default is not True and "default" not in field.metadata["help"]:
+            assert f"(default: {field.default})" in text, field.name
+
+
+def test_the_environment_fills_gaps_and_a_flag_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"size": "7", "fast": "yes", "kind": "b", "names": "x, y", "limit": "2"}
+    for name, value in values.items():
+        monkeypatch.setenv(env_name(name), value)
+    assert read(Sample, "--size", "9") == Sample(
+        size=9, fast=True, kind="b", names=("x", "y"), limit=2.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("size", "big", "environment variable SHOAL_SIZE: "),
+        ("fast", "perhaps", "SHOAL_FAST: 'perhaps' is not a boolean; say true or false"),
+        ("kind", "c", "SHOAL_KIND: choose from a, b"),
+        ("size", "-1", "--size must not be negative"),
+    ],
+)
+def test_a_bad_variable_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    value: str,
+    sentence: str,
+) -> None:
+    monkeypatch.setenv(env_name(name), value)
+    with pytest.raises(SystemExit, match="2"):
+        read(Sample)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert sentence in line
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["--size", "big"], "argument --size: invalid int value: 'big'"),
+        (["--size=-2"], "--size must not be negative"),
+        (["--kind", "c"], "argument --kind: invalid choice: 'c'"),
+        (["--siz", "3"], "unrecognized arguments: --siz 3"),
+        (["stray"], "unrecognized arguments: stray"),
+    ],
+)
+def test_a_bad_flag_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], argv: list[str], sentence: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        read(Sample, *argv)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"shoal test: {sentence}")
+    assert line.endswith("(see shoal test --help)")
+
+
+def test_help_groups_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        read(Sample, "--help")
+    text = capsys.readouterr().out
+    assert text.index("first:") < text.index("--size") < text.index("second:")
+    assert "50% or so" in text
+    assert "--no-safe" in text
+
+
+def test_a_borrowed_field_has_the_lenders_default_help_and_choices() -> None:
+    @dataclass(frozen=True)
+    class Borrower:
+        size: int = borrow(Sample, "size", group="mine")
+        kind: str = borrow(Sample, "kind", help="another text")
+
+    size, kind = dataclasses.fields(Borrower)
+    assert (size.default, size.metadata["help"], size.metadata["group"]) == (4, "a size", "mine")
+    assert kind.metadata["help"] == "another text"
+    assert kind.metadata["choices"] == ("a", "b")
+    assert share(Sample, Borrower(size=6), text="own") == Sample(size=6, text="own")
+
+
+@pytest.mark.parametrize("cls", CONFIGS)
+def test_hints_resolve(cls: type[Any]) -> None:
+    assert set(typing.get_type_hints(cls)) == {field.name for field in dataclasses.fields(cls)}
