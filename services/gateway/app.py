@@ -11,7 +11,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import uvicorn
@@ -55,13 +55,13 @@ async def serve(
     registry = CollectorRegistry()
     core = Core(config, registry)
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(_background(core.run()))
+        sessions = await stack.enter_async_context(_background(core.run()))
         http_address = await stack.enter_async_context(_rest(core, config, registry))
         grpc_address = ""
         if config.grpc_port >= 0:
             grpc_address = await stack.enter_async_context(_grpc(core, config))
         started(Endpoints(http_address, grpc_address))
-        await stop.wait()
+        await _stopped_or_broken(stop, sessions)
         log.info("draining", extra={"requests": core.num_requests})
         await core.drain(config.drain_timeout)
     return 0
@@ -113,12 +113,26 @@ async def _publish_readiness(core: Core, server: rpc.Server) -> None:
 
 
 @asynccontextmanager
-async def _background(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Runs something beside the body, and ends with it. A fault of it ends the body."""
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(work)
-        yield
+async def _background(work: Coroutine[None, None, None]) -> AsyncIterator[asyncio.Task[None]]:
+    """Runs something beside the body, and ends with it."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
         task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _stopped_or_broken(stop: asyncio.Event, sessions: asyncio.Task[None]) -> None:
+    """Returns when told to stop. Raises what ended the sessions, should they end first."""
+    async with _background(_wait(stop)) as stopped:
+        await asyncio.wait([stopped, sessions], return_when=asyncio.FIRST_COMPLETED)
+    if sessions.done():
+        sessions.result()
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -127,9 +141,11 @@ def _listen(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+        with ExitStack() as closing:
+            listener = closing.enter_context(socket.socket(family, kind, protocol))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            closing.pop_all()
     except OSError as error:
         raise StartupError(f"cannot listen on {_address(host, port)}: {error.strerror}")
     listener.setblocking(False)

@@ -1,0 +1,150 @@
+"""Sessions, pools, models, and the calls that need no generation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from services.common.errors import InvalidRequest, ModelNotFound, Unavailable
+from services.gateway.domain import ChatPrompt, Message, TextPrompt
+from services.gateway.peers.pool import PeerPool
+from services.gateway.peers.session import SessionTimes
+from services.gateway.peers.worker import WorkerPeer
+from tests.gateway.core.conftest import Rig, collect, joined, make_rig, request
+from tests.gateway.core.fakes import Activity, FakeWorker, expected_text, serving
+
+
+async def test_readiness_names_what_is_missing(tmp_path: Path) -> None:
+    async with make_rig(tmp_path) as rig:
+        assert rig.core.readiness().ready
+        for server, reason in (
+            (rig.worker.server, "no worker is ready"),
+            (rig.tokenizer.server, "no tokenizer is ready"),
+            (rig.detokenizer.server, "no detokenizer is ready"),
+        ):
+            await server.kill()
+            async with asyncio.timeout(1):  # a broken stream is noticed at once
+                await rig.until_fleet(lambda fleet: fleet.missing())
+            assert rig.core.readiness().reasons == (reason,)
+            await server.start()
+            await rig.until_fleet(lambda fleet: not fleet.missing())
+
+
+async def test_a_peer_may_come_late(tmp_path: Path) -> None:
+    async with make_rig(tmp_path, ready=False) as rig:
+        await rig.until_fleet(lambda fleet: not fleet.missing())
+        assert joined(await collect(await rig.core.start(request())))[0]
+
+
+async def test_heartbeats_keep_an_idle_session(tmp_path: Path) -> None:
+    times = SessionTimes(peer_timeout=1.5)
+    async with make_rig(tmp_path, times=times) as rig:
+        seen = await rig.core.fleet.change(-1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(3):
+                await rig.core.fleet.change(seen)
+
+
+async def test_models_of_lost_workers_are_still_known(rig: Rig) -> None:
+    await rig.worker.server.kill()
+    await rig.until_fleet(lambda fleet: not fleet.workers.ready)
+    assert [card.id for card in rig.core.models()] == ["fake"]
+    with pytest.raises(Unavailable):
+        await rig.core.start(request(model="fake"))
+    with pytest.raises(ModelNotFound):
+        await rig.core.tokenize("nope", TextPrompt("a"))
+
+
+async def test_several_models_are_told_apart(tmp_path: Path) -> None:
+    async with make_rig(tmp_path, workers=2, tokenizers=2, detokenizers=2) as rig:
+        for fake in (rig.workers[1], rig.tokenizers[1], rig.detokenizers[1]):
+            fake.info.model = "hub/other" if fake is not rig.workers[1] else "other"
+            await fake.server.kill()
+            await fake.server.start()
+        await rig.until_fleet(
+            lambda fleet: {peer.model for peer in fleet.detokenizers.ready} == {"fake", "hub/other"}
+        )
+        await rig.until_fleet(
+            lambda fleet: {peer.model for peer in fleet.tokenizers.ready} == {"fake", "hub/other"}
+        )
+        await rig.until_fleet(lambda fleet: set(fleet.models()) == {"fake", "other"})
+        with pytest.raises(InvalidRequest, match="fake, other"):
+            await rig.core.start(request())
+        for index, model in enumerate(("fake", "other")):
+            chunks = await collect(await rig.core.start(request(model=model)))
+            assert joined(chunks)[0] == expected_text("hello", 10)
+            assert len(rig.workers[index].submits) == 1
+            assert len(rig.tokenizers[index].jobs) == 1
+            assert rig.detokenizers[index].frames
+
+
+async def test_tokenize_and_detokenize(rig: Rig) -> None:
+    ids, strs = await rig.core.tokenize("", TextPrompt("ab"), return_token_strs=True)
+    assert (list(ids), list(strs or ())) == ([97, 98], ["a", "b"])
+    ids, strs = await rig.core.tokenize("fake", ChatPrompt((Message("user", "x"),)))
+    assert ("".join(map(chr, ids)), strs) == ("<user>x", None)
+    assert await rig.core.detokenize("", [97, 98]) == "ab"
+
+
+async def test_token_bytes_are_asked_for_once(rig: Rig) -> None:
+    assert list(await rig.core.token_bytes([97, 98, 97])) == [b"a", b"b", b"a"]
+    assert list(await rig.core.token_bytes([98, 97])) == [b"b", b"a"]
+    assert rig.detokenizer.lookups == 1
+
+
+async def test_flush_reaches_every_worker(tmp_path: Path) -> None:
+    async with make_rig(tmp_path, workers=2) as rig:
+        await rig.core.flush_cache()
+        assert [worker.flushes for worker in rig.workers] == [1, 1]
+
+
+async def test_fleet_load_is_what_workers_report(rig: Rig) -> None:
+    rig.worker.auto = False
+    generations = [await rig.core.start(request()) for _ in range(3)]
+    rig.worker.step()
+    for generation in generations:
+        await anext(generation)
+    sample = rig.registry.get_sample_value
+    assert sample("shoal_fleet_requests_running") == 3
+    assert sample("shoal_fleet_requests_waiting") == 2
+    assert sample("shoal_gateway_requests_in_flight", {"kind": "completion"}) == 3
+    assert sample("shoal_gateway_handles", {"peer": "worker"}) == 3
+    assert sample("shoal_gateway_peers_ready", {"peer": "worker"}) == 1
+    for generation in generations:
+        await generation.aclose()
+    assert sample("shoal_gateway_output_tokens_total") == 3
+
+
+class _Scripted:
+    """An address source that a test drives."""
+
+    def __init__(self) -> None:
+        self.sets: asyncio.Queue[frozenset[str]] = asyncio.Queue()
+
+    async def watch(self) -> AsyncIterator[frozenset[str]]:
+        while True:
+            yield await self.sets.get()
+
+
+async def test_a_pool_follows_its_source(tmp_path: Path) -> None:
+    activity = Activity()
+    workers = [FakeWorker(tmp_path / name, activity) for name in "ab"]
+    changed = asyncio.Event()
+    source = _Scripted()
+    pool = PeerPool(source, lambda address: WorkerPeer(address, SessionTimes(), changed.set))
+    task = asyncio.create_task(pool.run())
+    async with serving(*workers), asyncio.timeout(10):
+        source.sets.put_nowait(frozenset(worker.server.address for worker in workers))
+        while len(pool.ready) < 2:
+            changed.clear()
+            await changed.wait()
+        source.sets.put_nowait(frozenset({workers[1].server.address}))
+        while len(pool.ready) > 1:
+            changed.clear()
+            await changed.wait()
+        assert [peer.address for peer in pool] == [workers[1].server.address]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
