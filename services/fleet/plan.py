@@ -14,12 +14,6 @@ from services.fleet.config import FleetConfig
 
 Role = Literal["gateway", "tokenizer", "detokenizer", "worker"]
 
-_MODULES: dict[Role, str] = {
-    "gateway": "services.gateway",
-    "tokenizer": "services.tokenizer",
-    "detokenizer": "services.tokenizer",
-    "worker": "services.worker",
-}
 _MAX_SOCKET_PATH = 107  # sun_path has 108 bytes, one of them the terminator
 _PER_SERVICE = ("address", "admin_address", "num_threads")  # the fleet alone decides these
 
@@ -66,11 +60,8 @@ def plan_fleet(config: FleetConfig, run_dir: Path) -> list[ServiceSpec]:
 
 
 def command_of(role: Role, config: Any) -> tuple[str, ...]:
-    """The command that starts a service, the same that a container runs."""
-    argv = [sys.executable, "-m", _MODULES[role]]
-    if role == "detokenizer":
-        argv.append("detokenizer")
-    return (*argv, *to_argv(config))
+    """The command that starts a service: `shoal ROLE`, which is what a container runs."""
+    return (sys.executable, "-m", "services", role, *to_argv(config))
 
 
 def service_environment(environment: dict[str, str]) -> dict[str, str]:

@@ -1,0 +1,136 @@
+"""What a fleet consists of, as a pure function of its configuration."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.common.config import env_name, parse
+from services.common.errors import StartupError
+from services.fleet import config as fleet_config
+from services.fleet.config import FleetConfig
+from services.fleet.plan import ServiceSpec, plan_fleet, service_environment
+from services.gateway.config import GatewayConfig
+from services.tokenizer.config import TokenizerConfig
+from services.worker.config import WorkerConfig
+
+FIXED_FLAGS = [
+    "--model",
+    "--served-model-name",
+    "--host",
+    "--port",
+    "--grpc-port",
+    "--workers",
+    "--tokenizers",
+    "--detokenizers",
+    "--tp",
+    "--page-size",
+    "--num-pages",
+    "--max-model-len",
+    "--max-running-requests",
+    "--max-queue",
+    "--max-prefill-tokens",
+    "--schedule",
+    "--disable-overlap",
+    "--cache",
+    "--attention-backend",
+    "--dtype",
+    "--engine",
+]
+
+RUN = Path("/run/f")
+
+
+def _read(cls: type, spec: ServiceSpec) -> object:
+    """The config that a spec's process will have."""
+    start = spec.command.index(spec.role) + 1
+    return parse(cls, spec.command[start:], prog="p", description="d")
+
+
+def test_the_promised_flags_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        parse(FleetConfig, ["--help"], prog="shoal serve", description="d")
+    text = capsys.readouterr().out
+    assert [flag for flag in FIXED_FLAGS if f"{flag} " not in text] == []
+
+
+def test_each_service_gets_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_config, "_available_cores", lambda: 8)
+    config = FleetConfig(
+        model="m.gguf", workers=2, tokenizers=1, detokenizers=2, tp=2, page_size=1, port=0,
+        schedule="decode-first", disable_overlap=True, grpc_port=-1, log_format="json",
+    )  # fmt: skip
+    specs = {spec.name: spec for spec in plan_fleet(config, RUN)}
+    assert list(specs) == [
+        *("gateway", "tokenizer-0", "detokenizer-0", "detokenizer-1", "worker-0", "worker-1")
+    ]
+    assert specs["detokenizer-1"].command[:4] == (sys.executable, "-m", "services", "detokenizer")
+    assert _read(GatewayConfig, specs["gateway"]) == GatewayConfig(
+        port=0,
+        grpc_port=-1,
+        model="m.gguf",
+        log_format="json",
+        tokenizer_addresses=("unix:/run/f/tokenizer-0.sock",),
+        detokenizer_addresses=("unix:/run/f/detokenizer-0.sock", "unix:/run/f/detokenizer-1.sock"),
+        worker_addresses=("unix:/run/f/worker-0.sock", "unix:/run/f/worker-1.sock"),
+    )
+    assert _read(TokenizerConfig, specs["tokenizer-0"]) == TokenizerConfig(
+        address="unix:/run/f/tokenizer-0.sock",
+        admin_address="unix:/run/f/tokenizer-0.admin.sock",
+        model="m.gguf",
+        log_format="json",
+    )
+    assert _read(WorkerConfig, specs["worker-1"]) == WorkerConfig(
+        address="unix:/run/f/worker-1.sock",
+        admin_address="unix:/run/f/worker-1.admin.sock",
+        model="m.gguf",
+        log_format="json",
+        tp=2,
+        page_size=1,
+        schedule="decode-first",
+        disable_overlap=True,
+        num_threads=2,
+    )
+
+
+def test_a_core_is_never_divided_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_config, "_available_cores", lambda: 2)
+    *_, worker = plan_fleet(FleetConfig(workers=3), RUN)
+    assert "--num-threads=1" in worker.command
+
+
+def test_no_detokenizers_is_a_mode() -> None:
+    specs = plan_fleet(FleetConfig(detokenizers=0), RUN)
+    assert [spec.role for spec in specs] == ["gateway", "tokenizer", "worker"]
+
+
+def test_a_long_directory_is_refused() -> None:
+    with pytest.raises(StartupError, match="too long for a unix socket"):
+        plan_fleet(FleetConfig(), Path("/" + "x" * 90))
+
+
+def test_services_do_not_read_the_fleets_own_variables() -> None:
+    kept = {"PATH": "/bin", "SHOAL_MEMORY_RATIO": "0.5", "SHOAL_PARENT_PID": "1"}
+    taken = {env_name(name): "1" for name in ("port", "workers", "address", "worker_addresses")}
+    assert service_environment(kept | taken) == kept
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"workers": 0}, "--workers must be at least 1"),
+        ({"detokenizers": -1}, "--detokenizers must be at least 0"),
+        ({"port": 70000}, "--port 70000 is not a port"),
+        ({"port": 9, "grpc_port": 9}, "both 9"),
+        ({"page_size": 3}, "--page-size 3"),
+        ({"tp": 0}, "--tp must be at least 1"),
+        ({"drain_timeout": -1.0}, "must not be negative"),
+    ],
+)
+def test_wrong_numbers_are_refused_before_anything_starts(
+    values: dict[str, float], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        FleetConfig(**values)  # type: ignore[arg-type]
