@@ -348,7 +348,9 @@ class Load(_message.Message):
     """Times a request lost its pages, since the start."""
     @_builtins.property
     def prefix_digest(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Hashes of cached prefixes in blocks of 64 tokens, bounded, newest first."""
+        """Hashes of cached prefixes in blocks of 64 tokens, bounded, newest first. Sent
+        at most once a second; a frame without any leaves the last ones standing.
+        """
 
     def __init__(
         self,

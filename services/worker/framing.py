@@ -91,6 +91,10 @@ class FrameSocket:
         writers = [self._sock] if self._outgoing else []
         select.select([self._sock], writers, [], timeout)
 
+    def wait_writable(self, timeout: float | None) -> None:
+        """Blocks until queued bytes can be sent, or time is up (seconds)."""
+        select.select([], [self._sock], [], timeout)
+
     def close(self) -> None:
         """Closes the socket; unsent bytes are lost."""
         self._sock.close()

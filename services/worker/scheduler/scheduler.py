@@ -1,0 +1,329 @@
+"""The overlap loop: while the engine computes batch N, batch N+1 is decided and launched.
+
+    step k     take commands -> schedule N+1 -> launch N+1 -> process the result of N
+    engine     ... N ................................ N+1 ........................
+
+The ids that N samples are not known when N+1 is built, so N+1 names them as "the slot's
+last" and the engine fills them in. A request that ends in N therefore has a row too many
+in N+1: its token is dropped, and its pages and slot are freed when N+1 is done.
+
+The scheduler owns every request and, through the KV cache, every page. It is called from
+one thread, reads no clock and no socket, and knows an engine only as `core.Engine`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import Literal
+
+from services.common.errors import DeadlineExceeded, Overloaded, ShoalError
+from services.worker.core import Admission, Engine, EngineInfo, FinishReason, StepResult
+from services.worker.scheduler import intake
+from services.worker.scheduler.batching import InFlight, Row, build_batch
+from services.worker.scheduler.policy import Policy
+from services.worker.scheduler.request import (
+    Commands,
+    FinishedRequest,
+    Request,
+    State,
+    StepOutput,
+    Submission,
+)
+from services.worker.scheduler.residents import Residents
+from services.worker.scheduler.stats import Counters, Gauges
+from services.worker.scheduler.waiting import WaitingQueue
+
+
+class Scheduler:
+    """Decides every batch of one engine. `step` is the main verb."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        schedule: Literal["prefill-first", "decode-first", "mixed"] = "mixed",
+        cache: Literal["radix", "none"] = "radix",
+        max_running_requests: int = 256,
+        max_queue: int = 2048,
+        overlap: bool = True,
+    ) -> None:
+        info = engine.info
+        # A request alone must always fit, or it would wait for ever.
+        capacity = info.num_pages * info.page_size
+        self.info: EngineInfo = replace(info, max_model_len=min(info.max_model_len, capacity))
+        self.counters = Counters()
+        self._engine = engine
+        self._overlap = overlap
+        self._max_queue = max_queue
+        self._policy = Policy(schedule, info.max_prefill_tokens)
+        self._residents = Residents(info, max_running_requests, cache)
+        self._waiting = WaitingQueue()
+        self._requests: dict[int, Request] = {}  # live ones, by handle
+        self._in_flight: deque[InFlight] = deque()
+        self._admissions: list[Admission] = []  # of the batch being built
+        self._num_submitted = 0
+        self._had_work = False  # when the last step ended
+        self._queue_stuck = False  # the last schedule left somebody waiting
+        self._last_finish: float | None = None
+        self._finish_interval = 0.0  # seconds between two finishes, smoothed
+        self._now = 0.0
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is waiting, running or in flight: without commands `step` would do nothing."""
+        return not self._requests and not self._in_flight
+
+    def step(self, commands: Commands, now: float) -> StepOutput:
+        """One turn of the loop. `now` is the caller's clock, in seconds.
+
+        Blocks until the batch before the one it launches is done. Raises what the engine
+        raised, after which no state is valid any more.
+        """
+        output = StepOutput()
+        self._now = now
+        self._take(commands, output)
+        rows = self._schedule()
+        if rows is None:  # out of pages: what is in flight may free some, or be preempted then
+            self._process_in_flight(output, keep=0)
+            rows = self._schedule()
+        assert rows is not None, "with nothing in flight somebody can always be preempted"
+        if rows:
+            self._launch(rows)
+        self._process_in_flight(output, keep=1 if rows and self._overlap else 0)
+        self._had_work = not self.idle
+        return output
+
+    def gauges(self) -> Gauges:
+        """How busy the engine is now."""
+        kv = self._residents.kv
+        return Gauges(
+            num_running=self._residents.num_running,
+            num_waiting=len(self._waiting),
+            num_requests=len(self._requests),
+            num_pages=kv.num_pages,
+            num_free_pages=kv.num_free,
+            num_evictable_pages=kv.num_evictable,
+            num_locked_pages=kv.num_locked,
+            num_in_flight_pages=kv.num_in_flight,
+        )
+
+    def digest(self) -> list[int]:
+        """Hashes of cached prefixes for routing, newest first."""
+        return self._residents.kv.digest()
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError unless every page is in exactly one place."""
+        self._residents.check_integrity()
+
+    # --- commands in ---
+
+    def _take(self, commands: Commands, output: StepOutput) -> None:
+        for submission in commands.submits:
+            try:
+                self._submit(submission, output)
+            except ShoalError as error:
+                output.rejected.append((submission.handle, error))
+        for handle in commands.aborts:
+            request = self._requests.get(handle)
+            if request is not None:  # else it ended while the abort was on its way
+                self._end(request, FinishReason.ABORT, output)
+        for request in self._waiting.pop_expired(self._now):
+            del self._requests[request.handle]
+            request.state = State.ENDED
+            late = DeadlineExceeded("The deadline passed while the request waited for its turn.")
+            output.rejected.append((request.handle, late))
+        if commands.flush_cache:
+            output.flushed_pages = self._residents.kv.flush()
+
+    def _submit(self, submission: Submission, output: StepOutput) -> None:
+        """Queues a request, or ends it at once if nothing is left to compute."""
+        assert submission.handle not in self._requests, "a handle is used twice at once"
+        sampling = intake.check(submission, self.info)
+        if not len(submission.resume_ids):  # a stream that has begun is never turned away
+            self._check_room()
+        eos_ids = frozenset() if sampling.ignore_eos else self.info.eos_token_ids
+        self._num_submitted += 1
+        request = Request(
+            submission,
+            sampling,
+            eos_ids | sampling.stop_token_ids,
+            sequence=self._num_submitted,
+            now=self._now,
+        )
+        self._requests[request.handle] = request
+        self._waiting.push(request)
+        output.accepted.append(request.handle)
+        reason = request.ending()
+        if reason is None:
+            return
+        if request.prompt_logprobs is None:
+            self._end(request, reason, output)
+        else:  # the prompt alone is computed
+            request.sampling = replace(sampling, max_tokens=len(request.output_ids))
+
+    def _check_room(self) -> None:
+        """Raises Overloaded if the queue is full. What a free slot awaits does not queue."""
+        free_slots = 0 if self._queue_stuck else self._residents.slots.num_free
+        if len(self._waiting) < self._max_queue + free_slots:
+            return
+        retry_after = min(max(len(self._waiting) * self._finish_interval, 1.0), 60.0)
+        raise Overloaded(
+            f"{len(self._waiting)} requests are waiting already; try again later.",
+            retry_after=retry_after,
+        )
+
+    # --- schedule ---
+
+    def _schedule(self) -> list[Row] | None:
+        """The rows of the next batch: decode rows, then chunks, each in order of admission.
+
+        Empty if there is nothing to do; None if pages ran out while a batch is in flight.
+        """
+        decoding = self._residents.decoding()
+        prefilling = self._residents.prefilling()
+        waits = bool(prefilling) or len(self._waiting) > 0
+        quota = self._policy.quota(len(decoding), prefill_waits=waits)
+        rows: list[Row] | None = []
+        if quota.decode:
+            rows = self._decode_rows(decoding)
+        if rows is not None:
+            rows += self._prefill_rows(prefilling, quota.prefill_tokens)
+            self._queue_stuck = len(self._waiting) > 0
+            if not rows:  # the prompts that wait do not fit now
+                rows = self._decode_rows(decoding)
+        return rows
+
+    def _decode_rows(self, decoding: list[Request]) -> list[Row] | None:
+        """One token of each request, after making room for it, by preemption if need be.
+
+        None if that takes preemption and a batch is in flight: what it writes to must not be
+        given away under it.
+        """
+        for request in decoding:
+            while request.state is State.RUNNING and not self._residents.extend(request):
+                if self._in_flight:
+                    return None
+                victim = self._residents.victim()
+                self._residents.preempt(victim)
+                self._waiting.push(victim)
+                self.counters.num_preempted += 1
+        return [Row(request, 1) for request in decoding if request.state is State.RUNNING]
+
+    def _prefill_rows(self, begun: list[Request], budget: int) -> list[Row]:
+        """Chunks of prompts within the budget: of those begun, then of newly admitted ones."""
+        rows: list[Row] = []
+        # A preemption for decode rows may have taken one of those begun.
+        queue = deque(request for request in begun if request.state is State.RUNNING)
+        while budget > 0:
+            request = queue.popleft() if queue else self._admit()
+            if request is None:
+                break
+            length = min(budget, len(request.prefill_ids) - request.num_computed)
+            rows.append(Row(request, length))
+            budget -= length
+        return rows
+
+    def _admit(self) -> Request | None:
+        """Admits the next waiting request, if there is room; nobody behind it is let past."""
+        request = self._waiting.peek()
+        if request is None or not self._residents.admit(request):
+            return None
+        self._waiting.remove(request)
+        self._admissions.append(request.admission)
+        if request.cached_tokens is None:
+            request.cached_tokens = min(request.num_computed, len(request.prompt_ids) - 1)
+            self.counters.num_prefix_query_tokens += len(request.prompt_ids)
+            self.counters.num_prefix_hit_tokens += request.cached_tokens
+        return request
+
+    # --- launch ---
+
+    def _launch(self, rows: list[Row]) -> None:
+        self.counters.num_steps += 1
+        number = self.counters.num_steps
+        batch = build_batch(number, rows, self._admissions, self._residents.slots)
+        self._admissions.clear()
+        sampled = batch.sample.tolist()
+        for row, samples in zip(rows, sampled, strict=True):
+            request = row.request
+            if request.prefilling:
+                self.counters.num_prefill_tokens += row.length
+            request.num_computed += row.length
+            request.num_sampled += samples
+            request.last_step = number
+        launched = InFlight(
+            number,
+            requests=[row.request for row in rows],
+            ends=[row.request.num_computed for row in rows],
+            sampled=sampled,
+            num_tokens=batch.num_tokens,
+            pending=self._engine.launch(batch),
+            follows_work=self._had_work,
+        )
+        self._in_flight.append(launched)
+
+    # --- process ---
+
+    def _process_in_flight(self, output: StepOutput, *, keep: int) -> None:
+        """Waits for batches in flight, all but the last `keep`, and takes in their results."""
+        while len(self._in_flight) > keep:
+            batch = self._in_flight.popleft()
+            result = batch.pending.result()
+            self._residents.step_done(batch.number)
+            self._take_result(batch, result, output)
+            self.counters.batch_tokens = batch.num_tokens
+            self.counters.step_time = result.duration
+            if batch.follows_work:
+                self.counters.bubble += result.idle
+
+    def _take_result(self, batch: InFlight, result: StepResult, output: StepOutput) -> None:
+        token_ids = result.token_ids.tolist()
+        for row, request in enumerate(batch.requests):
+            if request.state is State.ENDED:
+                continue  # a row too many, of a request that ended a step before
+            end = batch.ends[row]
+            if end <= len(request.prefill_ids):
+                self._residents.store_prefix(request, end)
+                if request.prompt_logprobs is not None:
+                    self._take_prompt_logprobs(request, end, result, row, output)
+            if batch.sampled[row]:
+                request.output_ids.append(token_ids[row])
+                output.tokens.append((request.handle, token_ids[row]))
+                self.counters.num_output_tokens += 1
+                if row in result.logprobs:
+                    entries = output.logprobs.setdefault(request.handle, [])
+                    entries.append(result.logprobs[row])
+            elif end < len(request.prefill_ids):
+                continue  # a chunk in the middle of a prompt
+            reason = request.ending()
+            if reason is not None:
+                self._end(request, reason, output)
+
+    def _take_prompt_logprobs(
+        self, request: Request, end: int, result: StepResult, row: int, output: StepOutput
+    ) -> None:
+        """Collects a chunk's share; the whole goes out when `end` has passed the prompt."""
+        entries = request.prompt_logprobs
+        assert entries is not None
+        entries += result.prompt_logprobs.get(row, ())
+        if end >= len(request.prompt_ids):
+            output.prompt_logprobs[request.handle] = entries
+            request.prompt_logprobs = None
+
+    def _end(self, request: Request, reason: FinishReason, output: StepOutput) -> None:
+        """Answers for a request and lets it go."""
+        stop_id = request.output_ids[-1] if reason is FinishReason.STOP else None
+        output.finished.append(
+            FinishedRequest(request.handle, reason, stop_id, request.cached_tokens or 0)
+        )
+        del self._requests[request.handle]
+        if request.state is State.WAITING:
+            self._waiting.remove(request)
+            request.state = State.ENDED
+            return
+        self._residents.leave(request)
+        if self._last_finish is not None:
+            interval = self._now - self._last_finish
+            self._finish_interval += 0.1 * (interval - self._finish_interval)
+        self._last_finish = self._now

@@ -1,0 +1,38 @@
+"""Counters and gauges of the scheduler, as plain numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Counters:
+    """What has happened since the start, and the size of the last step.
+
+    `bubble` is how long the engine had nothing to run although requests were there, in
+    seconds, in all.
+    """
+
+    num_steps: int = 0
+    num_prefill_tokens: int = 0
+    num_output_tokens: int = 0
+    num_prefix_query_tokens: int = 0
+    num_prefix_hit_tokens: int = 0
+    num_preempted: int = 0
+    batch_tokens: int = 0
+    step_time: float = 0.0
+    bubble: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """How busy the engine is now."""
+
+    num_running: int
+    num_waiting: int
+    num_requests: int
+    num_pages: int
+    num_free_pages: int
+    num_evictable_pages: int
+    num_locked_pages: int
+    num_in_flight_pages: int
