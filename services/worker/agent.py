@@ -9,8 +9,9 @@ neither gRPC nor processes: it is given a way to send commands, and is told of e
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from protos import common_pb2, engine_pb2, worker_pb2
 from services.common.errors import InvalidRequest, ShoalError, Unavailable
@@ -54,6 +55,15 @@ class Session:
         else:
             self.ended.set_exception(error)
             self.ended.exception()  # a stream that ended by itself reads it no more
+
+
+@dataclass(slots=True)
+class _Rows:
+    """One session's rows of a frame."""
+
+    handles: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
 
 
 class Agent:
@@ -222,29 +232,38 @@ class Agent:
     def _split(self, frame: worker_pb2.StepFrame) -> dict[Session, worker_pb2.StepFrame]:
         """Each open session's part of a frame, without the rows of aborted requests."""
         parts = {session: worker_pb2.StepFrame() for session in self._sessions}
-        owners, aborted = self._owners, self._aborted
-        token_ids = list(frame.token_ids)
-        start = 0
-        for handle, count in zip(frame.handles, frame.counts, strict=True):
-            if handle not in aborted:
-                session = owners[handle]
-                part = parts[session]
-                part.handles.append(session.names[handle])
-                part.counts.append(count)
-                part.token_ids.extend(token_ids[start : start + count])
-            start += count
+        for session, rows in self._split_rows(frame).items():
+            parts[session].handles.extend(rows.handles)
+            parts[session].counts.extend(rows.counts)
+            parts[session].token_ids.extend(rows.token_ids)
         for handle in frame.accepted:
-            session = owners[handle]
+            session = self._owners[handle]
             if session in parts:
                 parts[session].accepted.append(session.names[handle])
         for group in ("rejected", "finished", "logprobs"):
             for item in getattr(frame, group):
-                session = owners[item.handle]
-                if session in parts and not (group == "logprobs" and item.handle in aborted):
+                session = self._owners[item.handle]
+                if session in parts and not (group == "logprobs" and item.handle in self._aborted):
                     copy = getattr(parts[session], group).add()
                     copy.CopyFrom(item)
                     copy.handle = session.names[item.handle]
         return {session: part for session, part in parts.items() if part.ByteSize()}
+
+    def _split_rows(self, frame: worker_pb2.StepFrame) -> dict[Session, _Rows]:
+        """The rows by session, in plain lists: appending to a message's list is slow."""
+        parts: defaultdict[Session, _Rows] = defaultdict(_Rows)
+        owners, aborted = self._owners, self._aborted
+        token_ids = frame.token_ids[:]
+        start = 0
+        for handle, count in zip(frame.handles[:], frame.counts[:], strict=True):
+            if handle not in aborted:
+                session = owners[handle]
+                rows = parts[session]
+                rows.handles.append(session.names[handle])
+                rows.counts.append(count)
+                rows.token_ids += token_ids[start : start + count]
+            start += count
+        return parts
 
     # The map.
 
@@ -302,9 +321,9 @@ class Agent:
 
 def _rename(frame: worker_pb2.StepFrame, names: Mapping[int, int]) -> None:
     """Puts the client's handles in place of the engine's, in every part of a frame."""
-    for field in (frame.handles, frame.accepted):
-        if field:
-            field[:] = [names[handle] for handle in field]
+    for handles in (frame.handles, frame.accepted):
+        if handles:
+            handles[:] = [names[handle] for handle in handles[:]]  # a copied list iterates faster
     for group in (frame.rejected, frame.finished, frame.logprobs):
         for item in group:
             item.handle = names[item.handle]

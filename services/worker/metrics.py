@@ -115,7 +115,7 @@ class WorkerMetrics:
             self._step = frame.step
             self._steps.labels(self.model).observe(stats.step_us / 1e6)
         if frame.handles and (self._without_token or self._sampled):
-            self._tokens(set(frame.handles))
+            self._tokens(set(frame.handles[:]))
 
     def _tokens(self, handles: set[int]) -> None:
         now = self._clock()

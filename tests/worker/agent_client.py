@@ -61,6 +61,13 @@ class AgentProcess:
         """All processes below the agent."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
+    async def wait_for_ranks(self, number: int) -> list[psutil.Process]:
+        """The processes below the agent, once there are that many."""
+        async with asyncio.timeout(TIMEOUT):
+            while len(self.ranks()) != number:  # noqa: ASYNC110  # another process
+                await asyncio.sleep(0.02)
+        return self.ranks()
+
     def errors(self) -> str:
         """What it wrote to stderr."""
         return (self.directory / "stderr").read_text()

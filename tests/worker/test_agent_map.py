@@ -1,0 +1,244 @@
+"""The agent's map of handles against an engine made of plain lists: no process, no socket."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from protos import common_pb2, engine_pb2, worker_pb2
+from services.common.errors import Unavailable
+from services.worker.agent import Agent, Session
+from services.worker.metrics import MAX_SAMPLED, WorkerMetrics
+
+LABELS = {"model_name": "m"}
+
+
+class Bench:
+    """An agent, the commands it sent, and an engine's handles in order of submission."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.now = 0.0
+        self.commands: list[engine_pb2.EngineCommand] = []
+        self.agent = Agent(
+            self.commands.append, WorkerMetrics(self.registry, clock=lambda: self.now)
+        )
+        self.live: dict[int, int] = {}  # the engine's handle -> first prompt id
+        self.step = 0
+        info = worker_pb2.WorkerInfo(epoch=3, model="m")
+        self.agent.handle_event(engine_pb2.EngineEvent(ready=info))
+
+    def open(self) -> Session:
+        return self.agent.open_session()[0]
+
+    def submit(self, session: Session, name: int, prompt: int) -> None:
+        submit = worker_pb2.Submit(handle=name, prompt_ids=[prompt])
+        self.agent.receive(session, worker_pb2.WorkerSessionRequest(submits=[submit]))
+
+    def abort(self, session: Session, name: int) -> None:
+        self.agent.receive(session, worker_pb2.WorkerSessionRequest(aborts=[name]))
+
+    def obey(self) -> worker_pb2.StepFrame:
+        """Takes the commands into the engine and returns the frame that answers them."""
+        self.step += 1
+        frame = worker_pb2.StepFrame(epoch=3, step=self.step)
+        for command in self.commands:
+            for submit in command.submits:
+                assert submit.handle not in self.live
+                self.live[submit.handle] = submit.prompt_ids[0]
+                frame.accepted.append(submit.handle)
+            for handle in command.aborts:
+                if self.live.pop(handle, None) is not None:
+                    frame.finished.add(handle=handle, reason=common_pb2.FINISH_REASON_ABORT)
+        self.commands.clear()
+        return frame
+
+    def deliver(self, frame: worker_pb2.StepFrame) -> None:
+        self.agent.handle_event(engine_pb2.EngineEvent(step=frame))
+
+    def sample(self, name: str, **labels: str) -> float:
+        value = self.registry.get_sample_value(name, LABELS | labels)
+        assert value is not None
+        return value
+
+
+def take(session: Session) -> worker_pb2.StepFrame:
+    """What the session would send now, as its writer takes it."""
+    message, session.outbox.pending = session.outbox.pending, worker_pb2.WorkerSessionResponse()
+    return message.step
+
+
+async def test_random_lives_end_with_an_empty_map() -> None:
+    rng = random.Random(5)
+    bench = Bench()
+    sessions = [bench.open() for _ in range(3)]
+    received: Counter[tuple[int, int]] = Counter()
+    for _ in range(2000):
+        index = rng.randrange(3)
+        name = rng.randrange(6)
+        action = rng.random()
+        if action < 0.5:
+            bench.submit(sessions[index], name, 100 * index + name)
+        elif action < 0.7:
+            bench.abort(sessions[index], name)
+        elif action < 0.72:
+            bench.agent.close_session(sessions[index])
+            sessions[index] = bench.open()
+        if rng.random() < 0.5:
+            bench.deliver(_random_frame(bench, rng))
+            for number, session in enumerate(sessions):
+                _check_rows(take(session), number, received)
+    for session in sessions:
+        bench.agent.close_session(session)
+    bench.deliver(bench.obey())
+    assert bench.agent.num_requests == 0
+    assert not bench.live
+    assert bench.sample("shoal_worker_handles") == 0
+    assert bench.sample("shoal_worker_sessions") == 0
+    assert min(received.values()) > 20  # every session's every handle was used
+
+
+def _random_frame(bench: Bench, rng: random.Random) -> worker_pb2.StepFrame:
+    """Some rows, one or two tokens each; now and then a request ends or fails."""
+    frame = bench.obey()
+    for handle, prompt in list(bench.live.items()):
+        count = rng.choice((0, 1, 1, 2))
+        if count:
+            frame.handles.append(handle)
+            frame.counts.append(count)
+            frame.token_ids.extend([prompt] * count)
+        fate = rng.random()
+        if fate < 0.1:
+            del bench.live[handle]
+            frame.finished.add(handle=handle, reason=common_pb2.FINISH_REASON_STOP)
+        elif fate < 0.12:
+            del bench.live[handle]
+            frame.rejected.add(handle=handle)
+    return frame
+
+
+def _check_rows(
+    step: worker_pb2.StepFrame, number: int, received: Counter[tuple[int, int]]
+) -> None:
+    token_ids = iter(step.token_ids)
+    for name, count in zip(step.handles, step.counts, strict=True):
+        for _ in range(count):
+            assert next(token_ids) == 100 * number + name
+        received[number, name] += count
+    assert next(token_ids, None) is None
+
+
+async def test_frames_merge_until_they_are_taken_and_the_last_load_stands() -> None:
+    bench = Bench()
+    session = bench.open()
+    bench.submit(session, 4, 9)
+    frame = bench.obey()
+    (handle,) = bench.live
+    frame.load.num_running = 1
+    bench.deliver(frame)
+    for token in (11, 12):
+        bench.deliver(worker_pb2.StepFrame(step=2, handles=[handle], counts=[1], token_ids=[token]))
+    last = worker_pb2.StepFrame(epoch=3, step=3)
+    last.finished.add(handle=handle, reason=common_pb2.FINISH_REASON_STOP, stop_token_id=12)
+    last.load.num_running = 0
+    bench.deliver(last)
+    step = take(session)
+    assert (step.epoch, step.step) == (3, 3)
+    assert list(step.accepted) == [4]
+    assert list(step.handles) == [4, 4]
+    assert list(step.token_ids) == [11, 12]
+    assert step.finished[0].handle == 4
+    assert step.load.num_running == 0
+
+
+@pytest.mark.parametrize("num_sessions", [1, 2])
+async def test_logprobs_and_refusals_come_under_the_clients_names(num_sessions: int) -> None:
+    bench = Bench()
+    session, *_ = [bench.open() for _ in range(num_sessions)]
+    bench.submit(session, 40, 9)
+    bench.submit(session, 41, 9)
+    bench.obey()
+    first, second = bench.live
+    frame = worker_pb2.StepFrame(epoch=3, step=1, handles=[first], counts=[1], token_ids=[5])
+    frame.logprobs.add(handle=first).tokens.add(token_id=5, logprob=-1)
+    frame.rejected.add(handle=second)
+    bench.deliver(frame)
+    step = take(session)
+    assert list(step.handles) == [40]
+    assert step.logprobs[0].handle == 40
+    assert step.logprobs[0].tokens[0].token_id == 5
+    assert step.rejected[0].handle == 41
+
+
+async def test_rows_after_an_abort_are_dropped_and_it_ends_as_aborted() -> None:
+    bench = Bench()
+    session = bench.open()
+    bench.submit(session, 1, 9)
+    bench.deliver(bench.obey())
+    (handle,) = bench.live
+    bench.abort(session, 1)
+    bench.abort(session, 1)
+    assert [list(command.aborts) for command in bench.commands] == [[handle]]
+    crossing = worker_pb2.StepFrame(step=2, handles=[handle], counts=[1], token_ids=[5])
+    crossing.finished.add(handle=handle, reason=common_pb2.FINISH_REASON_STOP)
+    take(session)
+    bench.deliver(crossing)
+    step = take(session)
+    assert not step.handles
+    assert step.finished[0].reason == common_pb2.FINISH_REASON_ABORT
+    assert bench.agent.num_requests == 0
+
+
+async def test_an_idle_session_is_told_the_last_load() -> None:
+    bench = Bench()
+    session = bench.open()
+    frame = worker_pb2.StepFrame(epoch=3, step=8)
+    frame.load.num_free_pages = 5
+    bench.deliver(frame)
+    heartbeat = worker_pb2.WorkerSessionResponse()
+    bench.agent.stamp(heartbeat)
+    assert not session.outbox.pending.HasField("step")
+    assert (heartbeat.step.epoch, heartbeat.step.step) == (3, 8)
+    assert heartbeat.step.load.num_free_pages == 5
+
+
+async def test_a_lost_engine_ends_sessions_and_flushes() -> None:
+    bench = Bench()
+    session = bench.open()
+    flush = bench.agent.flush_cache()
+    flush.send(None)  # up to its wait for the engine
+    bench.agent.fail()
+    with pytest.raises(Unavailable):
+        session.ended.result()
+    with pytest.raises(Unavailable):
+        flush.send(None)
+    with pytest.raises(Unavailable):
+        bench.open()
+    assert not bench.agent.ready
+
+
+async def test_latencies_are_measured_from_the_clients_side() -> None:
+    bench = Bench()
+    session = bench.open()
+    for name in range(2 * MAX_SAMPLED):
+        bench.submit(session, name, 9)
+    bench.obey()
+    handles = list(bench.live)
+    for bench.now in (1.0, 1.5, 1.75):
+        rows = worker_pb2.StepFrame(
+            handles=handles, counts=[1] * len(handles), token_ids=[5] * len(handles)
+        )
+        bench.deliver(rows)
+    last = worker_pb2.StepFrame()
+    for handle in handles:
+        last.finished.add(handle=handle, reason=common_pb2.FINISH_REASON_LENGTH)
+    bench.deliver(last)
+    assert bench.sample("vllm:time_to_first_token_seconds_sum") == len(handles)
+    assert bench.sample("vllm:inter_token_latency_seconds_count") == 2 * MAX_SAMPLED
+    assert bench.sample("vllm:inter_token_latency_seconds_sum") == 0.75 * MAX_SAMPLED
+    assert bench.sample("vllm:e2e_request_latency_seconds_sum") == 1.75 * len(handles)
+    ended = bench.sample("vllm:request_success_total", finished_reason="length")
+    assert ended == len(handles)
