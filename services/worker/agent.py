@@ -9,7 +9,7 @@ neither gRPC nor processes: it is given a way to send commands, and is told of e
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -37,9 +37,13 @@ class Session:
     def add(self, frame: worker_pb2.StepFrame) -> None:
         """Merges a frame, under the client's names, into what is sent next."""
         step = self.outbox.pending.step
-        # Lists grow; the load is replaced, zeros included, which a merge would skip.
+        digest = () if frame.load.prefix_digest else step.load.prefix_digest[:]
+        # Lists grow; the load is replaced, zeros included, which a merge would skip. Only
+        # its digest stays until there is a newer one: most frames come without.
         step.ClearField("load")
         step.MergeFrom(frame)
+        if digest:
+            step.load.prefix_digest.extend(digest)
         self.outbox.notify()
 
     def reject(self, handle: int, error: ShoalError) -> None:
@@ -89,7 +93,7 @@ class Agent:
         self._aborted: set[int] = set()  # engine handles whose rows nobody waits for
         self._last_handle = 0
         self._last_frame = worker_pb2.StepFrame()
-        self._flushes: deque[asyncio.Future[int]] = deque()
+        self._flushes: list[asyncio.Future[int]] = []
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -199,10 +203,11 @@ class Agent:
             self._metrics.engine_ready(event.ready.model)
             self._last_frame.epoch = event.ready.epoch
             self.changed.set()
-        if event.HasField("flushed_pages") and self._flushes:
-            answer = self._flushes.popleft()
-            if not answer.done():  # its caller may have left
-                answer.set_result(event.flushed_pages)
+        if event.HasField("flushed_pages"):
+            for answer in self._flushes:  # the rank answers all that came together at once
+                if not answer.done():  # else its caller has left
+                    answer.set_result(event.flushed_pages)
+            self._flushes.clear()
 
     def _handle_step(self, frame: worker_pb2.StepFrame, stats: engine_pb2.EngineStats) -> None:
         self._metrics.stepped(frame, stats)
@@ -220,10 +225,10 @@ class Agent:
     def _deliver(self, frame: worker_pb2.StepFrame) -> None:
         if len(self._sessions) == 1 and not self._aborted:
             (session,) = self._sessions
-            if frame.handles or frame.accepted or frame.rejected or frame.finished:
+            if _has_news(frame):
                 _rename(frame, session.names)
                 session.add(frame)
-            return  # the session's heartbeat tells of a frame without rows
+            return  # without news, the session's heartbeat is enough
         for session, part in self._split(frame).items():
             part.epoch, part.step = frame.epoch, frame.step
             part.load.CopyFrom(frame.load)
@@ -247,7 +252,8 @@ class Agent:
                     copy = getattr(parts[session], group).add()
                     copy.CopyFrom(item)
                     copy.handle = session.names[item.handle]
-        return {session: part for session, part in parts.items() if part.ByteSize()}
+        to_all = bool(frame.load.prefix_digest)
+        return {session: part for session, part in parts.items() if to_all or part.ByteSize()}
 
     def _split_rows(self, frame: worker_pb2.StepFrame) -> dict[Session, _Rows]:
         """The rows by session, in plain lists: appending to a message's list is slow."""
@@ -317,6 +323,18 @@ class Agent:
             message = f"the worker is loading: {self.progress.phase}"
             raise Unavailable(message, retry_after=RETRY_SECONDS)
         return self.info
+
+
+def _has_news(frame: worker_pb2.StepFrame) -> bool:
+    """A frame that a client waits for, or that tells it about the cache; most are."""
+    return bool(
+        frame.handles
+        or frame.accepted
+        or frame.rejected
+        or frame.finished
+        or frame.logprobs
+        or frame.load.prefix_digest
+    )
 
 
 def _rename(frame: worker_pb2.StepFrame, names: Mapping[int, int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 
@@ -190,6 +191,31 @@ async def test_rows_after_an_abort_are_dropped_and_it_ends_as_aborted() -> None:
     assert not step.handles
     assert step.finished[0].reason == common_pb2.FINISH_REASON_ABORT
     assert bench.agent.num_requests == 0
+
+
+@pytest.mark.parametrize("num_sessions", [1, 2])
+async def test_a_digest_reaches_every_session_and_outlives_later_frames(
+    num_sessions: int,
+) -> None:
+    bench = Bench()
+    sessions = [bench.open() for _ in range(num_sessions)]
+    bench.submit(sessions[0], 1, 9)
+    frame = bench.obey()
+    frame.load.prefix_digest.extend([1, 2])
+    bench.deliver(frame)
+    (handle,) = bench.live
+    bench.deliver(worker_pb2.StepFrame(step=2, handles=[handle], counts=[1], token_ids=[5]))
+    for session in sessions:
+        assert list(take(session).load.prefix_digest) == [1, 2]
+
+
+async def test_one_answer_ends_every_flush_before_it() -> None:
+    bench = Bench()
+    flushes = [asyncio.create_task(bench.agent.flush_cache()) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert [command.flush_cache for command in bench.commands] == [True, True]
+    bench.agent.handle_event(engine_pb2.EngineEvent(flushed_pages=4))
+    assert await asyncio.gather(*flushes) == [4, 4]
 
 
 async def test_an_idle_session_is_told_the_last_load() -> None:
