@@ -47,8 +47,11 @@ class Owner(Protocol):
 class Choice:
     """See the module's picture. `finish_reason` is set once all text is there."""
 
-    def __init__(self, index: int, owner: Owner, stop_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self, index: int, owner: Owner, stop_token_ids: Sequence[int], *, with_logprobs: bool
+    ) -> None:
         self.index = index
+        self.unread_bytes = 0
         self.ids: list[int] = []  # emitted; after a stop string, those it needed
         self.cached_tokens = 0
         self.fingerprint: str | None = None  # of the worker that emitted the first id
@@ -56,7 +59,7 @@ class Choice:
         self.num_moves = 0
         self._owner = owner
         self._stop_token_ids = frozenset(stop_token_ids)
-        self._logprobs: list[TokenLogprobs] = []
+        self._logprobs: list[TokenLogprobs] | None = [] if with_logprobs else None  # unread
         self._submission: Submission | None = None
         self._accepted: asyncio.Future[None] | None = None
         self._finished: Finished | None = None
@@ -100,7 +103,11 @@ class Choice:
         start, self._sent = self._sent, end
         text = "".join(self._unread)
         self._unread.clear()
-        logprobs = self._logprobs[start:end] if self._logprobs else None
+        self.unread_bytes = 0
+        logprobs = None
+        if self._logprobs is not None:
+            logprobs = self._logprobs[: end - start]
+            del self._logprobs[: end - start]
         return Chunk(
             self.index, text, self.ids[start:end], logprobs, self.finish_reason, self._stop_reason
         )
@@ -116,8 +123,9 @@ class Choice:
             self._submission.abort()
         if self._text is not None:
             self._text.close()
-        if self._accepted is not None and not self._accepted.done():
-            self._accepted.cancel()
+        accepted, self._accepted = self._accepted, None
+        if accepted is not None and not accepted.cancel() and not accepted.cancelled():
+            accepted.exception()  # nobody may be left to ask for it
 
     # -- what the worker's session calls
 
@@ -149,7 +157,7 @@ class Choice:
         if self.fingerprint is None and self._submission is not None:
             self.fingerprint = self._submission.peer.fingerprint
         self.ids.extend(token_ids)
-        if logprobs is not None:
+        if logprobs is not None and self._logprobs is not None:
             self._logprobs.extend(logprobs)
         shown: Sequence[int] = token_ids
         if finished is not None and token_ids and token_ids[-1] == finished.stop_token_id:
@@ -174,7 +182,9 @@ class Choice:
         if text:
             self._num_chars += len(text)
             self._unread.append(text)
-            self._owner.on_news(self, len(text) if text.isascii() else len(text.encode()))
+            num_bytes = len(text) if text.isascii() else len(text.encode())
+            self.unread_bytes += num_bytes
+            self._owner.on_news(self, num_bytes)
 
     def on_text_end(self, stop: str | None, ids_consumed: int) -> None:
         self._text = None
@@ -208,7 +218,8 @@ class Choice:
 
     def _cut_at_stop(self, stop: str, ids_consumed: int) -> None:
         del self.ids[ids_consumed:]
-        del self._logprobs[ids_consumed:]
+        if self._logprobs is not None:
+            del self._logprobs[ids_consumed - self._sent :]
         self._consumed = ids_consumed
         self.finish_reason = "stop"
         self._stop_reason = stop

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -151,7 +150,7 @@ class LiveGeneration:
         self._max_tokens = 0
         self._model: Model | None = None
         self._choices: list[Choice] = []
-        self._news: deque[Choice] = deque()  # choices with something to take, each once
+        self._news: dict[Choice, None] = {}  # choices with something to take, in order
         self._unread_bytes = 0
         self._reader: asyncio.Future[None] | None = None
         self._last_chunk_at: float | None = None
@@ -180,7 +179,15 @@ class LiveGeneration:
         if self._seed is None:
             self._seed = secrets.randbits(63)
         sampling = self.request.sampling
-        self._choices = [Choice(i, self, sampling.stop_token_ids) for i in range(self.request.n)]
+        self._choices = [
+            Choice(
+                index,
+                self,
+                sampling.stop_token_ids,
+                with_logprobs=sampling.logprobs is not None,
+            )
+            for index in range(self.request.n)
+        ]
         hold = self._host.hold_timeout
         worker = await self._pick_worker(self._choices[0], set(), hold)
         decoder = await self._host.fleet.pick_decoder(model, hold)
@@ -269,9 +276,10 @@ class LiveGeneration:
             await self._reader
 
     def _next_chunk(self) -> Chunk:
-        chunk = self._news.popleft().take()
-        if not self._news:
-            self._unread_bytes = 0
+        choice = next(iter(self._news))
+        del self._news[choice]
+        self._unread_bytes -= choice.unread_bytes
+        chunk = choice.take()
         now = self._loop.time()
         self._host.metrics.observe_chunk(
             len(chunk.token_ids),
@@ -299,8 +307,7 @@ class LiveGeneration:
     # -- what the choices call
 
     def on_news(self, choice: Choice, num_bytes: int) -> None:
-        if choice not in self._news:
-            self._news.append(choice)
+        self._news[choice] = None
         self._unread_bytes += num_bytes
         if self._unread_bytes > self._host.max_buffer_bytes:
             self._news.clear()
@@ -381,7 +388,8 @@ class LiveGeneration:
             return
         self._error = error
         if self._scope is not None:
-            self._scope.reschedule(self._loop.time())
+            if not self._scope.expired():
+                self._scope.reschedule(self._loop.time())
         else:
             self._host.metrics.count_error(error)
         self._let_go()

@@ -22,7 +22,7 @@ from services.gateway.domain import (
     Prompt,
     TextPrompt,
 )
-from services.gateway.validate import check_request
+from services.gateway.validate import MAX_TIMEOUT_SECONDS, check_request
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _Answer = tuple[Sequence[inference_pb2.GenerationPiece], inference_pb2.Usage | None]
@@ -85,7 +85,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             prompt,
             options,
             request_id=uuid.uuid4().hex,
-            timeout=context.time_remaining(),
+            timeout=_timeout(context),
             traceparent=_traceparent(context),
         )
         check_request(request)
@@ -106,6 +106,14 @@ def _tokenize_input(request: inference_pb2.TokenizeRequest) -> ChatPrompt | Text
         special = request.add_special_tokens if request.HasField("add_special_tokens") else True
         return TextPrompt(request.text, special)
     return from_proto.chat_prompt(request.chat)
+
+
+def _timeout(context: Context) -> float | None:
+    """The call's deadline; one too far away to matter is none."""
+    remaining = context.time_remaining()
+    if remaining is None or remaining > MAX_TIMEOUT_SECONDS:
+        return None
+    return max(remaining, 0.001)
 
 
 def _traceparent(context: Context) -> str:

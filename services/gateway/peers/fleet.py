@@ -246,8 +246,9 @@ class PeerFleet:
         """
         ready = pool.ready
         matching = [peer for peer in ready if _same_model(peer.model, model)]
-        if not matching and len(self.models()) == 1 and len({peer.model for peer in pool}) == 1:
-            matching = ready
+        if not matching and len(self.models()) == 1:
+            names = {peer.model for peer in pool if peer.info is not None}
+            matching = ready if len(names) == 1 else []
         return min(matching, key=lambda peer: peer.outstanding, default=None)
 
 

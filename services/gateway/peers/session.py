@@ -91,6 +91,10 @@ class Peer(ABC, Generic[Q, A, H]):
                 if self._was_ready:
                     log.warning("lost a peer", extra={"peer": self._name, "reason": error.message})
                     backoff = self._times.min_backoff
+                else:
+                    log.debug(
+                        "cannot reach a peer", extra={"peer": self._name, "reason": error.message}
+                    )
                 await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
                 backoff = min(backoff * 1.6, self._times.max_backoff)
         finally:
@@ -138,7 +142,9 @@ class Peer(ABC, Generic[Q, A, H]):
         raise PeerLost(f"{self._name} was silent for {timeout:g} seconds")
 
     def _reason(self, done: set[asyncio.Task[None]]) -> PeerLost:
-        failures = [failure for task in done if (failure := task.exception()) is not None]
+        # A task that counts as cancelled heard the peer's CANCELLED: an end like any other.
+        ended = [task for task in done if not task.cancelled()]
+        failures = [failure for task in ended if (failure := task.exception()) is not None]
         for failure in failures:
             if isinstance(failure, PeerLost):
                 return failure
