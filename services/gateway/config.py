@@ -33,7 +33,8 @@ class GatewayConfig:
 
     tokenizer_addresses: tuple[str, ...] = option(
         (),
-        "tokenizers, comma-separated: host:port or unix:/path",
+        "tokenizers, comma-separated: host:port, unix:/path, dns:name:port (every address of the"
+        " name) or k8s:namespace/service:portname (a Service's ready endpoints)",
         group=_PEERS,
         metavar="ADDR,...",
     )
@@ -44,7 +45,10 @@ class GatewayConfig:
         metavar="ADDR,...",
     )
     worker_addresses: tuple[str, ...] = option(
-        (), "workers, comma-separated: host:port or unix:/path", group=_PEERS, metavar="ADDR,..."
+        (),
+        "workers, in the same forms as tokenizers",
+        group=_PEERS,
+        metavar="ADDR,...",
     )
     model: str = option(
         "", "whose tokenizer to decode with when there is no detokenizer service", group=_PEERS

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from services.common.errors import Overloaded, ShoalError, Unavailable
 from services.gateway import generate, to_proto
 from services.gateway.config import GatewayConfig
-from services.gateway.discovery import StaticAddresses
+from services.gateway.discovery import address_source
 from services.gateway.domain import (
     ChatPrompt,
     GenerationRequest,
@@ -44,9 +44,9 @@ class Core:
         self.metrics = Metrics(registry)
         self.fleet = PeerFleet(
             Sources(
-                StaticAddresses(config.worker_addresses),
-                StaticAddresses(config.tokenizer_addresses),
-                StaticAddresses(config.detokenizer_addresses),
+                address_source(config.worker_addresses),
+                address_source(config.tokenizer_addresses),
+                address_source(config.detokenizer_addresses),
             ),
             times or SessionTimes(),
             policy or LeastLoaded(),
