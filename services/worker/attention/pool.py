@@ -1,0 +1,44 @@
+"""The paged KV pool: tensors only; who owns which page is the scheduler's business."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class KvPool:
+    """K and V of every layer, [layers, pages + 1, page_size, kv_heads, head_dim] each.
+
+    The last page is the dummy: page tables point there where a row has no page. The
+    pool starts as zeros, since a masked cell's weight of zero times a stray NaN is NaN.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+    page_size: int
+
+    @classmethod
+    def allocate(
+        cls,
+        *,
+        num_layers: int,
+        num_pages: int,
+        page_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> KvPool:
+        shape = (num_layers, num_pages + 1, page_size, num_kv_heads, head_dim)
+        return cls(
+            k=torch.zeros(shape, dtype=dtype, device=device),
+            v=torch.zeros(shape, dtype=dtype, device=device),
+            page_size=page_size,
+        )
+
+    def write(self, layer: int, cells: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Stores k and v [tokens, kv_heads, head_dim] at `cells` [tokens]."""
+        self.k[layer].flatten(0, 1).index_copy_(0, cells, k)
+        self.v[layer].flatten(0, 1).index_copy_(0, cells, v)

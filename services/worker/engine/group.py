@@ -1,0 +1,114 @@
+"""How tensor-parallel ranks meet, and the sockets by which rank 0 leads them.
+
+Collectives go through torch.distributed, set up from the variables that torchrun
+sets. Batches go over TCP instead: a rank that waits for one blocks in recv for as
+long as it takes, while an idle collective would end at the group's timeout.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from services.common.errors import StartupError
+from services.worker.core import Batch
+from services.worker.engine.batch_wire import Announcement
+from services.worker.engine.runner import Indices
+from services.worker.layers.parallel import Parallel
+
+_SECRET_BYTES = 16
+_CONNECT_TIMEOUT = 60.0
+
+
+@contextmanager
+def join_group(size: int) -> Iterator[Parallel]:
+    """Joins the process group that torchrun's variables describe, of `size` ranks.
+
+    Raises StartupError if there are no such variables or the size is another.
+    """
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        raise StartupError(f"--tp {size} needs {size} ranks started by torchrun")
+    if (world := int(os.environ["WORLD_SIZE"])) != size:
+        raise StartupError(f"--tp {size} was given, but torchrun started {world} ranks")
+    dist.init_process_group("gloo")
+    try:
+        yield Parallel(dist.get_rank(), size)
+    finally:
+        dist.destroy_process_group()
+
+
+class Leader:
+    """Rank 0's connections to the other ranks."""
+
+    def __init__(self, connections: list[socket.socket]) -> None:
+        self._connections = connections
+
+    @classmethod
+    @contextmanager
+    def accept(cls, parallel: Parallel) -> Iterator[Leader]:
+        """Waits until every other rank has connected; closes the connections at the end."""
+        secret = secrets.token_bytes(_SECRET_BYTES)
+        connections: list[socket.socket] = []
+        try:
+            with socket.create_server((_listen_host(), 0)) as server:
+                server.settimeout(_CONNECT_TIMEOUT)
+                parallel.broadcast(_meeting_point(server.getsockname()[1], secret))
+                while len(connections) < parallel.size - 1:
+                    connection, _ = server.accept()
+                    connection.settimeout(_CONNECT_TIMEOUT)
+                    if _read_secret(connection) == secret:
+                        connection.settimeout(None)
+                        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                        connections.append(connection)
+                    else:
+                        connection.close()
+            yield cls(connections)
+        finally:
+            for connection in connections:
+                connection.close()
+
+    def announce(self, batch: Batch, logit_index: Indices) -> None:
+        """Tells the other ranks to compute a batch."""
+        message = Announcement(batch, logit_index).to_bytes()
+        for connection in self._connections:
+            connection.sendall(message)
+
+
+def connect_to_leader(parallel: Parallel) -> socket.socket:
+    """Connects a rank to rank 0. Raises OSError if it cannot be reached."""
+    data = parallel.broadcast(_meeting_point(0, bytes(_SECRET_BYTES))).numpy().tobytes()
+    port = int.from_bytes(data[:2], "little")
+    host = "127.0.0.1" if _single_host() else os.environ["MASTER_ADDR"]
+    connection = socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT)
+    connection.sendall(data[2:])
+    connection.settimeout(None)
+    return connection
+
+
+def _meeting_point(port: int, secret: bytes) -> torch.Tensor:
+    return torch.tensor(list(port.to_bytes(2, "little") + secret), dtype=torch.uint8)
+
+
+def _read_secret(connection: socket.socket) -> bytes:
+    """What a stranger sends counts as no secret."""
+    data = b""
+    try:
+        while len(data) < _SECRET_BYTES and (piece := connection.recv(_SECRET_BYTES - len(data))):
+            data += piece
+    except OSError:
+        return b""
+    return data
+
+
+def _single_host() -> bool:
+    return os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
+
+
+def _listen_host() -> str:
+    return "127.0.0.1" if _single_host() else ""

@@ -1,0 +1,60 @@
+"""One forward pass of a batch on one rank: ids from the token pool, the model, the logits.
+
+It samples nothing: rank 0's sampler does, and `store` writes what it chose.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from services.worker.attention.base import AttentionBackend, AttentionMetadata
+from services.worker.core import Batch
+from services.worker.models.decoder import Decoder
+
+Indices = npt.NDArray[np.int64]
+
+
+class ModelRunner:
+    """Owns the token pool: the last token sampled for each slot, [slots]."""
+
+    def __init__(self, model: Decoder, backend: AttentionBackend, num_slots: int) -> None:
+        self._model = model
+        self._backend = backend
+        self._token_pool = torch.zeros(num_slots, dtype=torch.int64)
+
+    def forward(self, batch: Batch, logit_index: Indices) -> torch.Tensor | None:
+        """Computes a batch, and the logits of the tokens at `logit_index`.
+
+        Returns [len(logit_index), vocab], float32, on rank 0 and None on the others.
+        """
+        metadata = AttentionMetadata.of(batch)
+        plan = self._backend.plan(metadata)
+        ids = self._input_ids(batch, metadata)
+        hidden: torch.Tensor = self._model(ids, torch.from_numpy(metadata.positions), plan)
+        if not len(logit_index):
+            return hidden.new_empty(0, 0)
+        if len(logit_index) != len(hidden):
+            hidden = hidden.index_select(0, torch.from_numpy(logit_index))
+        logits = self._model.logits(hidden)
+        return None if logits is None else logits.float()
+
+    def store(self, batch: Batch, tokens: torch.Tensor) -> None:
+        """Puts the sampled tokens of the rows that sample into the token pool; tokens: [rows]"""
+        slots = batch.slots[batch.sample].astype(np.int64)
+        self._token_pool.index_copy_(0, torch.from_numpy(slots), tokens)
+
+    def _input_ids(self, batch: Batch, metadata: AttentionMetadata) -> torch.Tensor:
+        ids = torch.from_numpy(batch.input_ids.astype(np.int64))
+        unknown = np.flatnonzero(batch.input_ids < 0)
+        if len(unknown):
+            slots = batch.slots[metadata.token_rows[unknown]].astype(np.int64)
+            ids[torch.from_numpy(unknown)] = self._token_pool[torch.from_numpy(slots)]
+        return ids
+
+
+def last_tokens(batch: Batch) -> Indices:
+    """The index of each sampling row's last token in the batch, [rows that sample]"""
+    ends = np.cumsum(batch.query_lens, dtype=np.int64) - 1
+    return ends[batch.sample]

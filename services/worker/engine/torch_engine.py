@@ -1,0 +1,92 @@
+"""The engine that runs the model, as rank 0 sees it: steps in order on an engine thread.
+
+With tensor parallelism, each step is first told to the other ranks, which follow.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import numpy as np
+import torch
+
+from services.worker.config import WorkerConfig
+from services.worker.core import Batch, Engine, EngineInfo, PendingStep
+from services.worker.engine.group import Leader, join_group
+from services.worker.engine.loading import load_model
+from services.worker.engine.sampler import Sampler
+from services.worker.engine.steps import StepRunner
+from services.worker.engine.thread import EngineThread
+from services.worker.layers.parallel import Parallel
+
+log = logging.getLogger(__name__)
+
+
+def load(config: WorkerConfig, progress: Callable[[str, int, int], None]) -> Engine:
+    """Loads the model and makes a warm-up step. With --tp, blocks until every rank has joined.
+
+    Raises StartupError if the model cannot be served as configured.
+    """
+    set_threads(config)
+    with ExitStack() as resources:
+        parallel, leader = Parallel(), None
+        if config.tp > 1:
+            parallel = resources.enter_context(join_group(config.tp))
+        loaded = load_model(config, parallel, progress)
+        if config.tp > 1:
+            leader = resources.enter_context(Leader.accept(parallel))
+        sampler = Sampler(config.max_running_requests, loaded.info.vocab_size)
+        steps = StepRunner(
+            loaded.runner, sampler, parallel, leader.announce if leader is not None else None
+        )
+        progress("warming up", 0, 1)
+        started = time.perf_counter()
+        steps.step(_warm_up_batch(loaded.info))
+        log.info("first step took %.0f ms", (time.perf_counter() - started) * 1000)
+        progress("warming up", 1, 1)
+        return TorchEngine(loaded.info, steps, resources.pop_all())
+
+
+class TorchEngine:
+    """`services.worker.core.Engine` on this machine's processor."""
+
+    def __init__(self, info: EngineInfo, steps: StepRunner, resources: ExitStack) -> None:
+        self._info = info
+        self._resources = resources
+        self._thread = EngineThread(steps.step, "torch-engine")
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def launch(self, batch: Batch) -> PendingStep:
+        return self._thread.launch(batch)
+
+    def close(self) -> None:
+        """Waits for launched steps, then lets the other ranks go."""
+        self._thread.close()
+        self._resources.close()
+
+
+def set_threads(config: WorkerConfig) -> None:
+    """Gives this rank its share of the cores."""
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(config.num_threads or max(1, cores // config.tp))
+
+
+def _warm_up_batch(info: EngineInfo) -> Batch:
+    """One decode row on the dummy page, so that it leaves nothing behind that is read."""
+    return Batch(
+        step=0,
+        slots=np.zeros(1, dtype=np.int32),
+        start=np.zeros(1, dtype=np.int32),
+        query_lens=np.ones(1, dtype=np.int32),
+        input_ids=np.zeros(1, dtype=np.int32),
+        page_tables=np.full((1, 1), info.num_pages, dtype=np.int32),
+        sample=np.ones(1, dtype=np.bool_),
+        output_positions=np.zeros(1, dtype=np.int32),
+    )

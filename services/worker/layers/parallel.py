@@ -1,0 +1,68 @@
+"""Tensor parallelism as the layers see it: a rank, a size, and three collectives.
+
+It does not know how ranks find each other; see `services.worker.engine.group`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from services.common.errors import StartupError
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """One rank among `size`; alone by default, and then no process group is needed."""
+
+    rank: int = 0
+    size: int = 1
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum over the ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(x)
+        return x
+
+    def gather_columns(self, x: torch.Tensor) -> torch.Tensor | None:
+        """The ranks' [rows, columns] side by side on rank 0; None on the others."""
+        if self.size == 1:
+            return x
+        parts = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else None
+        dist.gather(x.contiguous(), parts, dst=0)
+        return torch.cat(parts, dim=1) if parts is not None else None
+
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+        """Rank 0's tensor, in place."""
+        if self.size > 1:
+            dist.broadcast(x, src=0)
+        return x
+
+    def share(self, total: int, what: str) -> int:
+        """A rank's share of `total` things. Raises StartupError if they do not divide."""
+        if total % self.size:
+            raise StartupError(
+                f"the model has {total} {what}, which cannot be divided over --tp {self.size}"
+            )
+        return total // self.size
+
+    def span(self, total: int, what: str) -> tuple[int, int]:
+        """(start, length) of a rank's share."""
+        length = self.share(total, what)
+        return self.rank * length, length
+
+    def kv_span(self, num_kv_heads: int) -> tuple[int, int]:
+        """(first head, heads) of the KV heads a rank holds.
+
+        With fewer heads than ranks each head is held by several neighbouring ranks.
+        """
+        if num_kv_heads >= self.size:
+            return self.span(num_kv_heads, "KV heads")
+        if self.size % num_kv_heads:
+            raise StartupError(
+                f"the model has {num_kv_heads} KV heads, which cannot be replicated evenly over"
+                f" --tp {self.size}"
+            )
+        return self.rank * num_kv_heads // self.size, 1

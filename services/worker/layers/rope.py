@@ -1,0 +1,117 @@
+"""Rotary position embedding: frequencies of each scaling type, and the rotation.
+
+default: Su et al., arXiv 2104.09864. linear: Chen et al., arXiv 2306.15595.
+yarn: Peng et al., arXiv 2309.00071. llama3: the Llama 3.1 reference's rule. The pairs
+rotated are (i, i + head_dim / 2), as in Hugging Face checkpoints.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+from services.common.errors import StartupError
+
+RopeType = Literal["default", "linear", "llama3", "yarn"]
+ROPE_TYPES: tuple[str, ...] = get_args(RopeType)
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """The numbers of a checkpoint's rope section; unused ones keep their defaults."""
+
+    rope_type: RopeType = "default"
+    theta: float = 10000.0
+    factor: float = 1.0
+    original_context: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    frequency_divisors: tuple[float, ...] = ()  # a GGUF file's own scaling, [head_dim / 2]
+
+
+class Rope:
+    """Turns positions into angles; holds head_dim / 2 inverse frequencies."""
+
+    def __init__(self, config: RopeConfig, head_dim: int, device: torch.device) -> None:
+        self._inv_freq, self._scale = frequencies(config, head_dim)
+        self._inv_freq = self._inv_freq.to(device)
+
+    def angles(
+        self, positions: torch.Tensor, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """positions: [tokens] -> cosines and sines, each [tokens, 1, head_dim / 2]"""
+        angle = (positions.to(torch.float32)[:, None] * self._inv_freq)[:, None, :]
+        return (angle.cos() * self._scale).to(dtype), (angle.sin() * self._scale).to(dtype)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x: [tokens, heads, head_dim], turned by the angles of its tokens."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def frequencies(config: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:
+    """The inverse frequencies [head_dim / 2] and the factor on cosines and sines.
+
+    Raises StartupError, naming the type, if it is not one of `ROPE_TYPES`.
+    """
+    exponent = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
+    plain = 1.0 / (config.theta**exponent)
+    if config.frequency_divisors:
+        return plain / torch.tensor(config.frequency_divisors), 1.0
+    match config.rope_type:
+        case "default":
+            return plain, 1.0
+        case "linear":
+            return plain / config.factor, 1.0
+        case "llama3":
+            return _llama3(config, plain), 1.0
+        case "yarn":
+            return _yarn(config, plain, head_dim), _yarn_attention_factor(config)
+    raise StartupError(f"RoPE type {config.rope_type!r} is not supported")
+
+
+def _llama3(config: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
+    """Long wavelengths are stretched by `factor`, short ones kept, those between blended."""
+    turns = config.original_context * plain / (2 * math.pi)  # over the original context
+    low, high = config.low_freq_factor, config.high_freq_factor
+    keep = ((turns - low) / (high - low)).clamp(0, 1)
+    return (1 - keep) * plain / config.factor + keep * plain
+
+
+def _yarn(config: RopeConfig, plain: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Dimensions that turn often are kept, those that turn seldom stretched, with a ramp."""
+
+    def dimension(turns: float) -> float:
+        ratio = config.original_context / (turns * 2 * math.pi)
+        return head_dim * math.log(ratio) / (2 * math.log(config.theta))
+
+    low, high = dimension(config.beta_fast), dimension(config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    span = high - low if high != low else 0.001
+    index = torch.arange(head_dim // 2, dtype=torch.float32)
+    stretch = ((index - low) / span).clamp(0, 1)
+    return plain / config.factor * stretch + plain * (1 - stretch)
+
+
+def _yarn_attention_factor(config: RopeConfig) -> float:
+    if config.attention_factor is not None:
+        return config.attention_factor
+
+    def scale(mscale: float) -> float:
+        return 0.1 * mscale * math.log(config.factor) + 1.0 if config.factor > 1 else 1.0
+
+    if config.mscale and config.mscale_all_dim:
+        return scale(config.mscale) / scale(config.mscale_all_dim)
+    return scale(1.0)
