@@ -17,7 +17,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,7 +28,7 @@ from tokenizers.decoders import DecodeStream
 class PieceStream(Protocol):
     """The text of one list of ids, as it grows."""
 
-    def push(self, token_ids: Iterable[int]) -> str:
+    def push(self, token_ids: Sequence[int]) -> str:
         """The text that is settled by these ids. Ids without a token have none."""
         ...
 
@@ -61,37 +61,71 @@ def build_pieces(tokenizer: Tokenizer) -> Pieces:
 # --- byte level
 
 
+@dataclass(frozen=True, slots=True)
+class _ByteTable:
+    """Each id's bytes, and its text where the bytes are whole characters (else None)."""
+
+    pieces: list[bytes]
+    texts: list[str | None]
+
+    @classmethod
+    def of(cls, pieces: list[bytes]) -> _ByteTable:
+        return cls(pieces, [_whole_text(piece) for piece in pieces])
+
+
 class BytePieces:
     """Byte-level BPE: every token is a string of bytes."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         alphabet = byte_alphabet()
         special = _special_ids(tokenizer)
-        self._all = [_token_bytes(token, alphabet) for token in _tokens(tokenizer)]
-        self._plain = [b"" if id in special else piece for id, piece in enumerate(self._all)]
+        pieces = [_token_bytes(token, alphabet) for token in _tokens(tokenizer)]
+        self._all = _ByteTable.of(pieces)
+        self._plain = _ByteTable(
+            [b"" if id in special else piece for id, piece in enumerate(pieces)],
+            ["" if id in special else text for id, text in enumerate(self._all.texts)],
+        )
 
     def stream(self, *, skip_special_tokens: bool) -> PieceStream:
         return _ByteStream(self._plain if skip_special_tokens else self._all)
 
     def token_bytes(self, token_id: int) -> bytes:
-        return self._all[token_id] if token_id < len(self._all) else b""
+        return self._all.pieces[token_id] if token_id < len(self._all.pieces) else b""
 
 
 class _ByteStream:
-    def __init__(self, table: Sequence[bytes]) -> None:
-        self._table = table
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+    __slots__ = ("_pieces", "_rest", "_texts")
 
-    def push(self, token_ids: Iterable[int]) -> str:
-        table = self._table
+    def __init__(self, table: _ByteTable) -> None:
+        self._pieces = table.pieces
+        self._texts = table.texts
+        self._rest = b""  # the beginning of a character
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        pieces = self._pieces
         try:
-            return self._decode(b"".join([table[token_id] for token_id in token_ids]))
+            if len(token_ids) == 1 and not self._rest:
+                text = self._texts[token_ids[0]]
+                if text is not None:
+                    return text
+            data = b"".join([self._rest, *[pieces[token_id] for token_id in token_ids]])
         except IndexError:  # an id of a padded embedding row, which no token has
-            known = [table[token_id] for token_id in token_ids if token_id < len(table)]
-            return self._decode(b"".join(known))
+            return self.push([token_id for token_id in token_ids if token_id < len(pieces)])
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._rest = data[used:]
+        return text
 
     def flush(self) -> str:
-        return self._decode(b"", True)
+        text, _ = codecs.utf_8_decode(self._rest, "replace", True)
+        self._rest = b""
+        return text
+
+
+def _whole_text(piece: bytes) -> str | None:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -212,7 +246,7 @@ class _SentencepieceStream:
         self._first = True
         self._strip = rules.strip
 
-    def push(self, token_ids: Iterable[int]) -> str:
+    def push(self, token_ids: Sequence[int]) -> str:
         text = ""
         for token_id in token_ids:
             piece = self._table[token_id] if token_id < len(self._table) else None
@@ -279,7 +313,7 @@ class _LibraryStream:
         self._token_ids: list[int] = []
         self._sent = 0
 
-    def push(self, token_ids: Iterable[int]) -> str:
+    def push(self, token_ids: Sequence[int]) -> str:
         text = ""
         for token_id in token_ids:
             self._token_ids.append(token_id)

@@ -33,6 +33,7 @@ class StopMatcher:
         self._automata = [_Automaton(stop) for stop in dict.fromkeys(stops)]
         self._first = re.compile("[" + "".join(re.escape(stop[0]) for stop in stops) + "]")
         self._length = 0  # characters fed
+        self._longest = 0  # of the stop strings' beginnings that the text ends with
         self._candidate: StopMatch | None = None
 
     @property
@@ -40,30 +41,28 @@ class StopMatcher:
         """The best complete match so far; it may still lose to one that began before it."""
         return self._candidate
 
+    @property
+    def safe_length(self) -> int:
+        """How many characters, from the first, can be in no match whatever follows."""
+        safe = self._length - self._longest
+        return safe if self._candidate is None else min(safe, self._candidate.start)
+
     def feed(self, text: str) -> bool:
         """Takes more text in; whether the candidate is now certain to be the match."""
         position, base = 0, self._length
         while position < len(text):
-            if not any(automaton.state for automaton in self._automata):
+            if not self._longest:
                 found = self._first.search(text, position)
                 if found is None:
                     break
                 position = found.start()
-            character = text[position]
+            self._length = base + position + 1
+            self._advance(text[position])
             position += 1
-            self._length = base + position
-            self._advance(character)
             if self._candidate is not None and self.safe_length >= self._candidate.start:
                 return True
         self._length = base + len(text)
         return False
-
-    @property
-    def safe_length(self) -> int:
-        """How many characters, from the first, can be in no match whatever follows."""
-        longest = max((automaton.state for automaton in self._automata), default=0)
-        safe = self._length - longest
-        return safe if self._candidate is None else min(safe, self._candidate.start)
 
     def _advance(self, character: str) -> None:
         for automaton in self._automata:
@@ -75,6 +74,7 @@ class StopMatcher:
         if self._candidate is not None:
             # Later matches of a stop string that has matched start later still.
             self._automata = [a for a in self._automata if a.state < len(a.stop)]
+        self._longest = max((automaton.state for automaton in self._automata), default=0)
 
 
 class _Automaton:

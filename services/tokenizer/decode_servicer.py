@@ -1,0 +1,161 @@
+"""shoal.v1.Detokenizer over gRPC: frames of ids in, frames of text out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from protos import tokenizer_pb2, tokenizer_pb2_grpc
+from services.common.errors import InvalidRequest, Unavailable
+from services.common.rpc import Outbox
+from services.tokenizer.detokenizer import TextDecoder, TextDelta
+from services.tokenizer.metrics import DetokenizerMetrics
+from services.tokenizer.session import Sessions
+
+_RETRY_SECONDS = 1.0
+_LONG_DECODE = 16_384  # ids; more are decoded off the event loop
+
+
+class DetokenizerServicer(tokenizer_pb2_grpc.DetokenizerServicer):
+    """The detokenizer's RPCs; raises ShoalError, which the server's interceptor maps.
+
+    `decoder` and `info` are None until the model's files are loaded.
+    """
+
+    def __init__(self, sessions: Sessions, metrics: DetokenizerMetrics) -> None:
+        self.decoder: TextDecoder | None = None
+        self.info: tokenizer_pb2.TokenizerInfo | None = None
+        self._sessions = sessions
+        self._metrics = metrics
+
+    async def Decode(
+        self,
+        request: tokenizer_pb2.DecodeRequest,
+        context: tokenizer_pb2_grpc._ServicerContext,
+    ) -> tokenizer_pb2.DecodeResponse:
+        """Decodes a whole list of ids at once."""
+        decoder = self._loaded()
+        ids: Sequence[int] = list(request.token_ids)
+        if max(ids, default=0) >= decoder.vocab_size:
+            raise InvalidRequest(
+                f"token id {max(ids)} is not in the vocabulary of {decoder.vocab_size}",
+                param="tokens",
+            )
+        skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
+        if len(ids) > _LONG_DECODE:
+            text = await asyncio.to_thread(decoder.decode, ids, skip_special_tokens=skip)
+        else:
+            text = decoder.decode(ids, skip_special_tokens=skip)
+        self._metrics.tokens.inc(len(ids))
+        return tokenizer_pb2.DecodeResponse(text=text)
+
+    async def Lookup(
+        self,
+        request: tokenizer_pb2.LookupRequest,
+        context: tokenizer_pb2_grpc._ServicerContext,
+    ) -> tokenizer_pb2.LookupResponse:
+        """The bytes of single tokens."""
+        token_bytes = self._loaded().token_bytes
+        return tokenizer_pb2.LookupResponse(
+            token_bytes=[token_bytes(token_id) for token_id in request.token_ids]
+        )
+
+    async def Session(  # type: ignore[override]  # the stub knows generators only
+        self,
+        request_iterator: AsyncIterator[tokenizer_pb2.DetokenizerSessionRequest],
+        context: tokenizer_pb2_grpc._ServicerContext,
+    ) -> None:
+        """Serves one client until it leaves, falls silent, or the process ends."""
+        session = _Session(self._loaded().session(), self._sessions, self._metrics)
+        if self.info is not None:
+            session.outbox.pending.info.CopyFrom(self.info)
+        session.outbox.notify()
+
+        async def write(response: tokenizer_pb2.DetokenizerSessionResponse) -> None:
+            response.draining = self._sessions.draining
+            async with asyncio.timeout(self._sessions.peer_timeout):
+                await context.write(response)
+
+        try:
+            await self._sessions.serve(session.outbox, request_iterator, session.receive, write)
+        finally:
+            session.close()
+
+    def _loaded(self) -> TextDecoder:
+        if self.decoder is None:
+            raise Unavailable("the detokenizer is still loading", retry_after=_RETRY_SECONDS)
+        return self.decoder
+
+
+class _Session:
+    """One client's texts."""
+
+    def __init__(
+        self, decoder: TextDecoder, sessions: Sessions, metrics: DetokenizerMetrics
+    ) -> None:
+        self.outbox = Outbox(tokenizer_pb2.DetokenizerSessionResponse)
+        self._decoder = decoder
+        self._sessions = sessions
+        self._metrics = metrics
+
+    def receive(self, request: tokenizer_pb2.DetokenizerSessionRequest) -> None:
+        """Applies a frame. Raises InvalidRequest if its lists do not fit each other."""
+        if len(request.handles) != len(request.counts):
+            raise InvalidRequest("the frame has not as many counts as handles")
+        if sum(request.counts) != len(request.token_ids):
+            raise InvalidRequest("the frame has not as many ids as its rows count")
+        open_before = len(self._decoder)
+        rows: list[tuple[int, TextDelta]] = []
+        for opening in request.opens:
+            delta = self._open(opening)
+            if opening.replay_ids:
+                rows.append((opening.handle, delta))
+        ids, start = list(request.token_ids), 0
+        for handle, count in zip(request.handles, request.counts, strict=True):
+            row = self._decoder.feed(handle, ids[start : start + count])
+            start += count
+            if row is not None:
+                rows.append((handle, row))
+        for handle in request.ends:
+            if (row := self._decoder.end(handle)) is not None:
+                rows.append((handle, row))
+        for handle in request.closes:
+            self._decoder.close(handle)
+        if ids:
+            self._metrics.tokens.inc(len(ids))
+        self._send(rows)
+        self._sessions.change_work(len(self._decoder) - open_before)
+
+    def close(self) -> None:
+        """Forgets the client's texts."""
+        self._sessions.change_work(-len(self._decoder))
+
+    def _open(self, opening: tokenizer_pb2.OpenText) -> TextDelta:
+        options = opening.options
+        self._metrics.tokens.inc(len(opening.replay_ids))
+        return self._decoder.open(
+            opening.handle,
+            stop=options.stop,
+            include_stop_str_in_output=options.include_stop_str_in_output,
+            skip_special_tokens=(
+                options.skip_special_tokens if options.HasField("skip_special_tokens") else True
+            ),
+            replay_ids=list(opening.replay_ids),
+            skip_chars=opening.skip_chars,
+        )
+
+    def _send(self, rows: Sequence[tuple[int, TextDelta]]) -> None:
+        """Adds rows to what is sent next."""
+        if not rows:
+            return
+        pending = self.outbox.pending
+        pending.handles.extend([handle for handle, _ in rows])
+        pending.texts.extend([row.text for _, row in rows])
+        pending.ids_consumed.extend([row.ids_consumed for _, row in rows])
+        pending.held_chars.extend([row.held_chars for _, row in rows])
+        for handle, row in rows:
+            if row.ended:
+                pending.ended.add(handle=handle, stop=row.stop, ids_consumed=row.ids_consumed)
+                if row.stop is not None:
+                    self._metrics.stops.inc()
+        self.outbox.notify()
