@@ -31,7 +31,7 @@ test: $(DEV_READY) ## run every test (ARGS="tests/worker -k radix ...")
 lint: $(DEV_READY) ## check style, types, imports and protos
 	@echo "==> ruff"; $(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@echo "==> mypy"; $(BIN)/mypy
-	@echo "==> import-linter"; $(BIN)/lint-imports
+	@echo "==> import-linter"; $(BIN)/lint-imports --no-logo
 	@echo "==> protos"; tools/protos.sh --check
 	@$(BIN)/buf lint
 	@$(BIN)/buf breaking --against protos/baseline.binpb
