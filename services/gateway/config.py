@@ -53,6 +53,12 @@ class GatewayConfig:
     model: str = option(
         "", "whose tokenizer to decode with when there is no detokenizer service", group=_PEERS
     )
+    routing: Literal["least-loaded", "prefix", "round-robin"] = option(
+        "least-loaded",
+        "which worker takes a request: the less loaded of two, the one with the longest cached"
+        " prefix, or each in turn",
+        group=_PEERS,
+    )
     max_resumes: int = option(
         3, "times a request may move to another instance after losing one", group=_PEERS
     )

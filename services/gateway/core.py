@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
 
-from services.common.errors import Overloaded, ShoalError, Unavailable
+from services.common.errors import InvalidRequest, Overloaded, ShoalError, Unavailable
 from services.gateway import generate, to_proto
 from services.gateway.config import GatewayConfig
 from services.gateway.discovery import address_source
@@ -27,7 +27,7 @@ from services.gateway.metrics import Metrics
 from services.gateway.peers.fleet import RETRY_AFTER_SECONDS, Model, PeerFleet, Sources
 from services.gateway.peers.session import SessionTimes
 from services.gateway.peers.worker import flush_all
-from services.gateway.router import LeastLoaded, Policy
+from services.gateway.router import make_policy
 
 
 class Core:
@@ -39,7 +39,6 @@ class Core:
         registry: CollectorRegistry,
         *,
         times: SessionTimes | None = None,
-        policy: Policy | None = None,
     ) -> None:
         self.metrics = Metrics(registry)
         self.fleet = PeerFleet(
@@ -49,7 +48,7 @@ class Core:
                 address_source(config.detokenizer_addresses),
             ),
             times or SessionTimes(),
-            policy or LeastLoaded(),
+            make_policy(config.routing),
             make_local_decoder(config),
         )
         self.metrics.count(self)
@@ -111,8 +110,13 @@ class Core:
 
     async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
         self._refuse_when_draining()
+        found = await self._find_model(model)
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < found.vocab_size):
+            raise InvalidRequest(
+                f"a token id is outside the vocabulary of {found.vocab_size}", param="tokens"
+            )
         return await self.fleet.decoding(
-            await self._find_model(model),
+            found,
             lambda decoder: decoder.decode(token_ids),
             self.hold_timeout,
             self.max_moves,
