@@ -75,13 +75,13 @@ During preStop the pod still takes work, while its removal from the endpoints sp
 {{- add (include "shoal.preStopSeconds" . | int) (.Values.drainSeconds | int) 10 -}}
 {{- end -}}
 
-{{/* One of a service's addresses as the gateway finds it. Takes {root, service}. */}}
+{{/* The flag that tells the gateway where a service is. Takes {root, service}. */}}
 {{- define "shoal.peer" -}}
 {{- $name := include "shoal.name" . -}}
 {{- if eq .root.Values.discovery.type "kubernetes" -}}
-{{- printf "k8s:%s/%s:grpc" .root.Release.Namespace $name -}}
+{{- printf "--%s-addresses=k8s:%s/%s:grpc" .service .root.Release.Namespace $name -}}
 {{- else -}}
-{{- printf "dns:%s.%s.svc.%s:50051" $name .root.Release.Namespace .root.Values.clusterDomain -}}
+{{- printf "--%s-addresses=dns:%s.%s.svc.%s:50051" .service $name .root.Release.Namespace .root.Values.clusterDomain -}}
 {{- end -}}
 {{- end -}}
 

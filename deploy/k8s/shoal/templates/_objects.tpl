@@ -51,8 +51,8 @@ spec:
         - {{- include "shoal.container" . | nindent 10 }}
           args:
             - {{ .service }}
-            - --address={{ include "shoal.listen" (dict "root" .root "port" 50051) }}
-            - --admin-address={{ include "shoal.listen" (dict "root" .root "port" 9090) }}
+            - {{ include "shoal.listen" (dict "root" .root "port" 50051) | printf "--address=%s" | quote }}
+            - {{ include "shoal.listen" (dict "root" .root "port" 9090) | printf "--admin-address=%s" | quote }}
             {{- include "shoal.commonArgs" . | nindent 12 }}
             {{- include "shoal.modelArgs" . | nindent 12 }}
             {{- with $values.extraArgs }}

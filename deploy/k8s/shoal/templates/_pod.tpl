@@ -146,9 +146,9 @@ httpGet:
 {{- define "shoal.modelArgs" -}}
 {{- with .root.Values.model }}
 {{- if eq .source "hub" }}
-- --model={{ .hub.id }}
+- {{ printf "--model=%s" .hub.id | quote }}
 {{- else if eq .source "pvc" }}
-- --model=/models/{{ trimPrefix "/" .pvc.path }}
+- {{ printf "--model=/models/%s" (trimPrefix "/" .pvc.path) | quote }}
 {{- end }}
 {{- end }}
 {{- end -}}

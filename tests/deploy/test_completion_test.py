@@ -1,0 +1,113 @@
+"""The script behind `helm test`, against a gateway that behaves and against others."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.deploy.charts import CHART, Render
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    path = CHART / "files" / "completion_test.py"
+    spec = importlib.util.spec_from_file_location("completion_test", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _chunk(text: str | None, reason: str | None = None) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": reason}]}
+
+
+def _usage(prompt: int, completion: int, total: int) -> dict[str, Any]:
+    return {
+        "choices": [],
+        "usage": {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": total,
+        },
+    }
+
+
+GOOD = [_chunk(""), _chunk("Par"), _chunk("is", "stop"), _usage(37, 2, 39)]
+
+
+def _data(events: list[dict[str, Any]], done: bool = True) -> list[str]:
+    return [*(json.dumps(event) for event in events), *(["[DONE]"] if done else [])]
+
+
+def test_a_good_stream_passes(script: ModuleType) -> None:
+    assert script.check(_data(GOOD)) == "Paris"
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        ([], "DONE"),
+        (_data(GOOD, done=False), "DONE"),
+        (_data([*GOOD[:2], {"error": {"message": "lost"}}]), "lost"),
+        (_data([GOOD[0], GOOD[3]]), "finish_reason"),
+        (_data([*GOOD[:3], GOOD[2], GOOD[3]]), "finish_reason"),
+        (_data(GOOD[:3]), "usage"),
+        (_data([*GOOD[:3], _usage(37, 2, 40)]), "usage is wrong"),
+        (_data([*GOOD[:3], _usage(37, 0, 37)]), "usage is wrong"),
+    ],
+)
+def test_a_bad_stream_is_named(script: ModuleType, data: list[str], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        script.check(data)
+
+
+@contextmanager
+def _gateway(status: int, body: bytes) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            assert request["stream"] is True
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            """Stays quiet."""
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_over_http(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    body = "".join(f"data: {item}\n\n" for item in _data(GOOD)).encode()
+    with _gateway(200, body) as url:
+        assert script.main(url, 5) == 0
+    assert "Paris" in capsys.readouterr().out
+    with _gateway(503, b'{"error": {"message": "no worker is ready"}}') as url:
+        assert script.main(url, 5) == 1
+    assert "no worker is ready" in capsys.readouterr().out
+    assert script.main("http://127.0.0.1:1", 5) == 1
+
+
+def test_the_pod_runs_the_script_against_the_gateway(default: Render) -> None:
+    pod = default.one("Pod", "shoal-test")
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    (container,) = pod["spec"]["containers"]
+    source, url, timeout = container["args"]
+    compile(source, "completion_test.py", "exec")
+    assert source.rstrip() == (CHART / "files" / "completion_test.py").read_text().rstrip()
+    assert (url, timeout) == ("http://shoal-gateway:8000", "120")
