@@ -50,6 +50,7 @@ class GgufHeader:
 
     path: Path
     tensor_shapes: dict[str, tuple[int, ...]]  # innermost axis first, as GGUF has them
+    tensor_places: dict[str, tuple[int, int]]  # ggml's number of the type, offset in the file
     _values: dict[str, Any]
     _bytes: bytes
 
@@ -105,12 +106,18 @@ def _parse(path: Path, data: mmap.mmap) -> GgufHeader:
         (kind,) = struct.unpack_from("<I", data, offset)
         values[key], offset = _value(data, offset + 4, kind)
     shapes: dict[str, tuple[int, ...]] = {}
+    places: dict[str, tuple[int, int]] = {}
     for _ in range(num_tensors):
         name, offset = _string(data, offset)
         (num_axes,) = struct.unpack_from("<I", data, offset)
         shapes[name] = struct.unpack_from(f"<{num_axes}Q", data, offset + 4)
-        offset += 4 + 8 * num_axes + 12  # axes, then the tensor's type and data offset
-    return GgufHeader(path, shapes, values, data[:offset])
+        offset += 4 + 8 * num_axes
+        places[name] = struct.unpack_from("<IQ", data, offset)
+        offset += 12
+    alignment = values.get("general.alignment", 32)
+    begin = -(-offset // alignment) * alignment  # of the tensors' data
+    places = {name: (kind, begin + place) for name, (kind, place) in places.items()}
+    return GgufHeader(path, shapes, places, values, data[:offset])
 
 
 def _value(data: mmap.mmap, offset: int, kind: int) -> tuple[Any, int]:

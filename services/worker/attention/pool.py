@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 
@@ -29,16 +31,17 @@ class KvPool:
         num_kv_heads: int,
         head_dim: int,
         dtype: torch.dtype,
-        device: torch.device,
     ) -> KvPool:
         shape = (num_layers, num_pages + 1, page_size, num_kv_heads, head_dim)
-        return cls(
-            k=torch.zeros(shape, dtype=dtype, device=device),
-            v=torch.zeros(shape, dtype=dtype, device=device),
-            page_size=page_size,
-        )
+        return cls(k=_zeros(shape, dtype), v=_zeros(shape, dtype), page_size=page_size)
 
     def write(self, layer: int, cells: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Stores k and v [tokens, kv_heads, head_dim] at `cells` [tokens]."""
         self.k[layer].flatten(0, 1).index_copy_(0, cells, k)
         self.v[layer].flatten(0, 1).index_copy_(0, cells, v)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros whose memory is taken when first written; torch.zeros would touch all of it now."""
+    size = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(dtype).view(shape)

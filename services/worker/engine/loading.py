@@ -66,7 +66,7 @@ def load_model(
             model, source, device, progress, ignored=("lm_head.weight",) if shape.tied else ()
         )
     info = _resolve_info(config, files, metadata, shape, dtype, parallel, source)
-    backend = _create_attention(config, info, shape, dtype, device, parallel)
+    backend = _create_attention(config, info, shape, dtype, parallel)
     return LoadedModel(ModelRunner(model, backend, config.max_running_requests), info)
 
 
@@ -76,9 +76,7 @@ def read_model_config(files: ModelFiles) -> ModelConfig:
         return model_config.from_hf(read_json(files.path / "config.json"))
     header = read_header(files.path)
     shape = model_config.from_gguf(header)
-    if "rope_freqs.weight" not in header.tensor_shapes:
-        return shape
-    rope = dataclasses.replace(shape.rope, frequency_divisors=rope_divisors(files.path))
+    rope = dataclasses.replace(shape.rope, frequency_divisors=rope_divisors(header))
     return dataclasses.replace(shape, rope=rope)
 
 
@@ -86,7 +84,7 @@ def open_source(files: ModelFiles, shape: ModelConfig) -> WeightSource:
     """The checkpoint's tensors. Raises StartupError if files are missing or broken."""
     if files.kind == "hf":
         return SafetensorsSource(files.path)
-    return GgufSource(files.path, shape)
+    return GgufSource(read_header(files.path), shape)
 
 
 def _resolve_info(
@@ -126,7 +124,6 @@ def _create_attention(
     info: EngineInfo,
     shape: ModelConfig,
     dtype: torch.dtype,
-    device: torch.device,
     parallel: Parallel,
 ) -> AttentionBackend:
     pool = KvPool.allocate(
@@ -136,6 +133,5 @@ def _create_attention(
         num_kv_heads=parallel.kv_span(shape.num_kv_heads)[1],
         head_dim=shape.head_dim,
         dtype=dtype,
-        device=device,
     )
     return create_backend(config.attention_backend, pool)

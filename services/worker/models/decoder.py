@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -45,7 +47,7 @@ class Decoder(nn.Module):
         angles = self._rope.angles(positions, self._dtype)
         hidden: torch.Tensor = self.embed_tokens(token_ids)
         for layer in self.layers:
-            hidden = layer(hidden, angles, plan)
+            hidden = cast(torch.Tensor, layer(hidden, angles, plan))
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:

@@ -8,14 +8,15 @@ put back.
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from gguf import GGMLQuantizationType, quants
 
 from services.common.errors import StartupError
+from services.common.gguf_header import GgufHeader
 from services.worker.models.config import ModelConfig
 
 _TOP = {
@@ -37,6 +38,7 @@ _LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 _ROPE_DIVISORS = "rope_freqs.weight"
+_PLAIN = {GGMLQuantizationType.F32: np.float32, GGMLQuantizationType.F16: np.float16}
 
 
 class GgufSource:
@@ -45,27 +47,20 @@ class GgufSource:
     Raises StartupError if it cannot be read.
     """
 
-    def __init__(self, path: Path, config: ModelConfig) -> None:
-        from gguf import GGUFReader
-
-        self._path = path
+    def __init__(self, header: GgufHeader, config: ModelConfig) -> None:
+        self._header = header
+        self._path = header.path
         self._config = config
-        try:
-            reader = GGUFReader(path)
-        except (OSError, ValueError) as error:
-            raise StartupError(f"cannot read {path}: {error}") from error
-        self._tensors = {
-            hf_name(tensor.name): tensor
-            for tensor in reader.tensors
-            if tensor.name != _ROPE_DIVISORS
+        self._stored = {
+            hf_name(name): name for name in header.tensor_shapes if name != _ROPE_DIVISORS
         }
         self._cached: tuple[str, torch.Tensor] | None = None
 
     def names(self) -> frozenset[str]:
-        return frozenset(self._tensors)
+        return frozenset(self._stored)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(int(size) for size in reversed(self._tensors[name].shape))
+        return tuple(reversed(self._header.tensor_shapes[self._stored[name]]))
 
     def read(self, name: str, axis: int, start: int, length: int) -> torch.Tensor:
         return self._whole(name).narrow(axis, start, length)
@@ -80,21 +75,11 @@ class GgufSource:
     def _whole(self, name: str) -> torch.Tensor:
         """The tensor dequantized; the last one is kept, as tied weights ask twice."""
         if self._cached is None or self._cached[0] != name:
-            self._cached = name, torch.from_numpy(self._dequantize(name, self._tensors[name]))
+            self._cached = name, torch.from_numpy(self._dequantized(name))
         return self._cached[1]
 
-    def _dequantize(self, name: str, tensor: Any) -> npt.NDArray[np.float32]:
-        from gguf import quants
-
-        try:
-            data: npt.NDArray[np.float32]
-            data = quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-        except NotImplementedError as error:
-            raise StartupError(
-                f"{self._path}: tensor {name} has type {tensor.tensor_type.name}, which the gguf"
-                " package cannot dequantize"
-            ) from error
-        data = data.reshape(self.shape(name))
+    def _dequantized(self, name: str) -> npt.NDArray[np.float32]:
+        data = dequantize(self._header, self._stored[name])
         if self._config.family == "llama":
             if ".q_proj." in name:
                 return _restore_row_order(data, self._config.num_heads)
@@ -115,14 +100,33 @@ def hf_name(name: str) -> str:
     return name
 
 
-def rope_divisors(path: Path) -> tuple[float, ...]:
+def rope_divisors(header: GgufHeader) -> tuple[float, ...]:
     """The file's own frequency scaling (Llama 3.1 and later), empty if it has none."""
-    from gguf import GGUFReader
+    if _ROPE_DIVISORS not in header.tensor_shapes:
+        return ()
+    return tuple(dequantize(header, _ROPE_DIVISORS).tolist())
 
-    for tensor in GGUFReader(path).tensors:
-        if tensor.name == _ROPE_DIVISORS:
-            return tuple(float(value) for value in tensor.data)
-    return ()
+
+def dequantize(header: GgufHeader, name: str) -> npt.NDArray[np.float32]:
+    """A tensor by its GGUF name, outermost axis first.
+
+    Raises StartupError if the file is too short or the `gguf` package lacks the type.
+    """
+    number, offset = header.tensor_places[name]
+    shape = tuple(reversed(header.tensor_shapes[name]))
+    try:
+        kind = GGMLQuantizationType(number)
+        stored_shape = quants.quant_shape_to_byte_shape(shape, kind)
+        # As a plain array: the memmap class costs time on each of dequantize's many views.
+        data: npt.NDArray[Any] = np.memmap(header.path, np.uint8, "r", offset, stored_shape).view(
+            np.ndarray
+        )
+        if kind in _PLAIN:
+            data = data.view(_PLAIN[kind])
+        values: npt.NDArray[np.float32] = quants.dequantize(data, kind)
+    except (NotImplementedError, ValueError, KeyError) as error:
+        raise StartupError(f"{header.path}: cannot dequantize tensor {name}: {error}") from error
+    return np.require(values, np.float32, ["W"]).reshape(shape)
 
 
 def _restore_row_order(data: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
