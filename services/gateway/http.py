@@ -17,7 +17,6 @@ from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -26,7 +25,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from services import __version__
 from services.common.admin import metrics_response
 from services.common.errors import (
-    ContextLengthExceeded,
     InternalError,
     InvalidRequest,
     ShoalError,
@@ -40,7 +38,7 @@ from services.gateway.openai.chat import parse_chat
 from services.gateway.openai.completions import parse_completion
 from services.gateway.openai.decode import Caller
 from services.gateway.openai.errors import envelope, error_response, http_error_response
-from services.gateway.openai.fanout import FanOut, start_all
+from services.gateway.openai.fanout import start_all
 from services.gateway.openai.generate import parse_generate
 from services.gateway.sse import KEEPALIVE_SECONDS, EventStream, json_event
 
@@ -73,7 +71,6 @@ def build_app(
             *_model_routes(gateway, config.max_body_bytes),
             *_operator_routes(gateway, config, registry),
         ],
-        middleware=[Middleware(RequestIds)],
         exception_handlers={
             ShoalError: _on_shoal_error,
             HTTPException: _on_http_error,
@@ -81,7 +78,7 @@ def build_app(
         },
     )
     app.router.redirect_slashes = False
-    return app
+    return RequestIds(app)  # outside Starlette's own handlers, whose answers need ids too
 
 
 class GenerationEndpoint:
@@ -111,11 +108,11 @@ class GenerationEndpoint:
         )
         if error is None:
             return
-        if not stream.started:
-            raise error  # the application's handlers answer with a status
         if not isinstance(error, ShoalError):
             _log_fault(scope, error)
             error = InternalError("internal error")
+        if not stream.started:
+            raise error  # the application's handlers answer with a status
         # As vLLM: the error as an event, no finish_reason, and [DONE], so that clients
         # which wait for it do not hang on a connection that a proxy keeps open.
         await stream.end(json_event(envelope(error)))
@@ -123,7 +120,7 @@ class GenerationEndpoint:
     async def _serve(
         self, job: Job, stream: EventStream, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        generation = await self._start(job)
+        generation = await start_all(self._gateway, job.requests)
         try:
             answer = job.answer(self._gateway, generation)
             choices = []
@@ -143,12 +140,6 @@ class GenerationEndpoint:
         else:
             body = await answer.body(choices, generation.usage)
             await Response(body, media_type="application/json")(scope, receive, send)
-
-    async def _start(self, job: Job) -> FanOut:
-        try:
-            return await start_all(self._gateway, job.requests)
-        except ContextLengthExceeded as error:
-            raise ContextLengthExceeded(error.message, param=job.prompt_field)
 
 
 def caller_of(scope: Scope) -> Caller:

@@ -82,15 +82,11 @@ class Answer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A decoded call: what to generate, and how to answer.
-
-    `prompt_field` is the body's name for the prompt, for errors that concern it.
-    """
+    """A decoded call: what to generate, and how to answer."""
 
     requests: tuple[GenerationRequest, ...]
     stream: bool
     answer: Callable[[Gateway, FanOut], Answer]
-    prompt_field: str = "messages"
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,12 +85,13 @@ class ChatAnswer:
 
     def __init__(self, body: ChatBody, gateway: Gateway, generation: FanOut) -> None:
         self._gateway = gateway
+        self._model = body.model or ""
         self._logprobs = bool(body.logprobs)
         self._token_ids = bool(body.return_token_ids)
         self._prompt_token_ids = generation.generations[0].prompt_token_ids
         self._usage = bool(body.stream_options and body.stream_options.include_usage)
         name = "chat.completion.chunk" if body.stream else "chat.completion"
-        self._head = Head.new("chatcmpl", name, gateway, body.model or "")
+        self._head = Head.new("chatcmpl", name, gateway, self._model)
         self._event = self._head.event_prefix()
         self._content: dict[int, bytes] = {}  # choice -> its content event up to the text
         self._end = b',"usage":null}\n\n' if self._usage else b"}\n\n"
@@ -133,7 +134,7 @@ class ChatAnswer:
             "stop_reason": choice.stop_reason,
         }
         if self._logprobs:
-            content = await chat_logprobs(self._gateway, choice.logprobs)
+            content = await chat_logprobs(self._gateway, self._model, choice.logprobs)
             fields["logprobs"] = {"content": content, "refusal": None}
         if self._token_ids:
             fields["token_ids"] = choice.token_ids
@@ -152,7 +153,7 @@ class ChatAnswer:
     async def _detailed_end(self, chunk: Chunk) -> bytes:
         end = b'},"logprobs":null'
         if chunk.logprobs:
-            content = await chat_logprobs(self._gateway, chunk.logprobs)
+            content = await chat_logprobs(self._gateway, self._model, chunk.logprobs)
             end = b'},"logprobs":' + msgspec.json.encode({"content": content, "refusal": None})
         if self._token_ids:
             end += b',"token_ids":' + msgspec.json.encode(list(chunk.token_ids))

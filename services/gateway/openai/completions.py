@@ -59,7 +59,6 @@ def parse_completion(raw: bytes, caller: Caller, *, max_choices: int) -> Job:
         requests,
         bool(body.stream),
         lambda gateway, whole: CompletionAnswer(body, prompts, gateway, whole),
-        prompt_field="prompt",
     )
 
 
@@ -201,7 +200,7 @@ class CompletionAnswer:
 
     def _scores_of(self, index: int) -> CompletionLogprobs:
         if index not in self._scores:
-            self._scores[index] = CompletionLogprobs(self._gateway)
+            self._scores[index] = CompletionLogprobs(self._gateway, self._model)
         return self._scores[index]
 
     async def _prompt_scores(self, index: int) -> dict[str, list[Any]]:

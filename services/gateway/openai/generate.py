@@ -39,7 +39,7 @@ def parse_generate(raw: bytes, caller: Caller) -> Job:
     if request.n != 1:
         raise InvalidRequest("n must be 1: events of plain text name no choice", param="n")
     stream = body.stream is None or body.stream
-    return Job((request,), stream, lambda _, __: TextAnswer(), prompt_field="prompt")
+    return Job((request,), stream, lambda _, __: TextAnswer())
 
 
 class TextAnswer:

@@ -23,7 +23,9 @@ def token_text(data: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-async def spell(gateway: Gateway, logprobs: Sequence[TokenLogprobs]) -> Mapping[int, bytes]:
+async def _spell(
+    gateway: Gateway, model: str, logprobs: Sequence[TokenLogprobs]
+) -> Mapping[int, bytes]:
     """The bytes of every token that the log-probabilities name."""
     token_ids = list(
         dict.fromkeys(
@@ -32,14 +34,14 @@ async def spell(gateway: Gateway, logprobs: Sequence[TokenLogprobs]) -> Mapping[
             for token_id in (entry.token_id, *(top for top, _ in entry.top))
         )
     )
-    return dict(zip(token_ids, await gateway.token_bytes(token_ids), strict=True))
+    return dict(zip(token_ids, await gateway.token_bytes(token_ids, model), strict=True))
 
 
 async def chat_logprobs(
-    gateway: Gateway, logprobs: Sequence[TokenLogprobs]
+    gateway: Gateway, model: str, logprobs: Sequence[TokenLogprobs]
 ) -> list[dict[str, Any]]:
     """The `content` entries of chat's `logprobs`."""
-    spelling = await spell(gateway, logprobs)
+    spelling = await _spell(gateway, model, logprobs)
 
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
         data = spelling[token_id]
@@ -65,8 +67,9 @@ class CompletionLogprobs:
     prompt included; a token inside a character has the character's offset.
     """
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, model: str) -> None:
         self._gateway = gateway
+        self._model = model
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
@@ -74,7 +77,7 @@ class CompletionLogprobs:
         self, logprobs: Sequence[TokenLogprobs], *, starts_prompt: bool = False
     ) -> dict[str, list[Any]]:
         """The next piece; the first token of a prompt has no log-probability."""
-        spelling = await spell(self._gateway, logprobs)
+        spelling = await _spell(self._gateway, self._model, logprobs)
         piece: dict[str, list[Any]] = {
             "tokens": [],
             "token_logprobs": [],

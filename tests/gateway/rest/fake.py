@@ -64,12 +64,9 @@ class FakeGeneration:
 
 
 def hello(request: GenerationRequest) -> list[Step]:
-    """ "Hello world" for every choice, the choices taking turns."""
-    return [
-        step
-        for pair in zip(*(words("Hello", f" world{i}", index=i) for i in range(request.n)))
-        for step in pair
-    ]
+    """Hello world for every choice, the choices taking turns."""
+    each = [words("Hello", f" world{index}", index=index) for index in range(request.n)]
+    return [step for turn in zip(*each, strict=True) for step in turn]
 
 
 @dataclass
@@ -79,7 +76,7 @@ class FakeGateway:
     script: Callable[[GenerationRequest], Sequence[Step]] = hello
     refusal: ShoalError | Exception | None = None
     hold_start: asyncio.Event | None = None  # start waits for it
-    readiness_now: Readiness = Readiness(True)
+    readiness_now: Readiness = field(default_factory=lambda: Readiness(True))
     prompt_scores: Sequence[TokenLogprobs] | None = None
     requests: list[GenerationRequest] = field(default_factory=list)
     generations: list[FakeGeneration] = field(default_factory=list)
@@ -116,8 +113,9 @@ class FakeGateway:
         self._check_model(model)
         return "".join(chr(i) for i in token_ids)
 
-    async def token_bytes(self, token_ids: Sequence[int]) -> Sequence[bytes]:
+    async def token_bytes(self, token_ids: Sequence[int], model: str = "") -> Sequence[bytes]:
         """Id 0 to 255 is that byte; a larger one the character."""
+        self._check_model(model)
         return [bytes([i]) if i < 256 else chr(i).encode() for i in token_ids]
 
     def models(self) -> Sequence[ModelCard]:
