@@ -22,6 +22,7 @@ from services.gateway.domain import (
     Readiness,
     TextPrompt,
 )
+from services.gateway.live import LiveGeneration
 from services.gateway.local_decoder import LocalDecoder
 from services.gateway.metrics import Metrics
 from services.gateway.peers.fleet import RETRY_AFTER_SECONDS, Model, PeerFleet, Sources
@@ -56,7 +57,7 @@ class Core:
         self.hold_timeout = config.hold_timeout
         self.max_buffer_bytes = config.max_buffer_bytes
         self._max_requests = config.max_requests
-        self._generations: set[generate.LiveGeneration] = set()
+        self._generations: set[LiveGeneration] = set()
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -68,10 +69,10 @@ class Core:
 
     # -- generations
 
-    async def start(self, request: GenerationRequest) -> generate.LiveGeneration:
+    async def start(self, request: GenerationRequest) -> LiveGeneration:
         return await generate.start(self, request)
 
-    def admit(self, generation: generate.LiveGeneration) -> None:
+    def admit(self, generation: LiveGeneration) -> None:
         self._refuse_when_draining()
         if len(self._generations) >= self._max_requests:
             raise Overloaded(
@@ -81,7 +82,7 @@ class Core:
         self._generations.add(generation)
         self._idle.clear()
 
-    def release(self, generation: generate.LiveGeneration) -> None:
+    def release(self, generation: LiveGeneration) -> None:
         self._generations.discard(generation)
         if not self._generations:
             self._idle.set()

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from services.gateway.config import GatewayConfig
 from services.gateway.core import Core
 from services.gateway.domain import Chunk, GenerationRequest, Prompt, Sampling, TextPrompt
-from services.gateway.generate import LiveGeneration
+from services.gateway.live import LiveGeneration
 from services.gateway.peers.fleet import PeerFleet
 from services.gateway.peers.session import SessionTimes
 from tests.gateway.core.fakes import Activity, FakeDetokenizer, FakeTokenizer, FakeWorker, serving

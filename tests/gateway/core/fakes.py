@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import grpc
 import grpc.aio
 
 from protos import (
@@ -92,19 +93,29 @@ class Link:
         self.outbox: rpc.Outbox[Any] = rpc.Outbox(new)
         self._activity = activity
         self.frozen = False  # nothing is written any more, not even a heartbeat
+        self.cancelled = asyncio.Event()
 
     async def serve(self, requests: AsyncIterator[Any], context: Context, on: Any) -> None:
         writer = asyncio.create_task(self.outbox.run(context.write))
-        try:
+
+        async def read() -> None:
             async for request in requests:
                 on(request)
                 self._activity.pulse()
                 if self.frozen:
                     writer.cancel()
+
+        reader = asyncio.create_task(read())
+        canceller = asyncio.create_task(self.cancelled.wait())
+        try:
+            await asyncio.wait([reader, canceller], return_when=asyncio.FIRST_COMPLETED)
+            if self.cancelled.is_set():
+                await context.abort(grpc.StatusCode.CANCELLED)
         finally:
             self._activity.pulse()
-            writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
+            for task in (reader, writer, canceller):
+                task.cancel()
+            await asyncio.gather(reader, writer, canceller, return_exceptions=True)
 
     def send(self) -> None:
         self.outbox.notify()
@@ -218,6 +229,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     def send(self) -> None:
         assert self._session is not None
         self._session.send()
+
+    def cancel_session(self) -> None:
+        """Ends the session with the status that a cancelled call has."""
+        assert self._session is not None
+        self._session.cancelled.set()
 
     def freeze(self) -> None:
         """The session stays open and falls silent from the next message on."""

@@ -11,7 +11,7 @@ import pytest
 from protos import common_pb2, worker_pb2
 from services.common.errors import PeerLost, Unavailable
 from services.gateway.domain import Chunk, TextOptions
-from services.gateway.generate import LiveGeneration
+from services.gateway.live import LiveGeneration
 from services.gateway.peers.session import SessionTimes
 from tests.gateway.core.conftest import Rig, collect, joined, make_rig, request
 from tests.gateway.core.fakes import FakeWorker, expected_ids, expected_text
@@ -225,6 +225,33 @@ async def test_a_tokenizers_death_repeats_the_encode(tmp_path: Path) -> None:
         await busy.server.kill()
         assert joined(await collect(await task))[0] == expected_text("hello", 10)
         await rig.settled()
+
+
+async def test_a_resume_does_not_take_overload_for_an_answer(tmp_path: Path) -> None:
+    async with make_rig(tmp_path, workers=2) as rig:
+        generation = await rig.core.start(request(max_tokens=60))
+        chunks = await read_until(generation, 3)
+        worker = worker_of(rig)
+        (other,) = [fake for fake in rig.workers if fake is not worker]
+        other.reject_with = common_pb2.Error(
+            code=common_pb2.ERROR_CODE_OVERLOADED, message="queue full", retry_after_ms=20
+        )
+        await worker.server.kill()
+        await rig.until(lambda: len(other.submits) >= 3)
+        other.reject_with = None
+        chunks += await collect(generation)
+        assert joined(chunks)[1] == expected_ids("hello", 60)
+        await rig.settled()
+
+
+async def test_a_peer_that_cancels_its_session_is_a_peer_that_was_lost(tmp_path: Path) -> None:
+    async with make_rig(tmp_path, workers=2) as rig:
+        generation = await rig.core.start(request(max_tokens=60))
+        chunks = await read_until(generation, 3)
+        worker_of(rig).cancel_session()
+        chunks += await collect(generation)
+        assert joined(chunks)[1] == expected_ids("hello", 60)
+        await rig.until_fleet(lambda fleet: len(fleet.workers.ready) == 2)
 
 
 async def test_a_silent_worker_is_dead_though_its_socket_lives(tmp_path: Path) -> None:

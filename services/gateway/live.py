@@ -1,0 +1,220 @@
+"""A request in flight: its choices, its unread chunks, its end.
+
+Frames reach the choices by plain calls from the sessions' readers, and whoever reads
+the request is woken once a frame; a task is made only where a choice has to wait for
+another instance. Knows nothing of what comes before: prompts, models, routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from services.common.errors import Cancelled, DeadlineExceeded, ShoalError
+from services.gateway import placement
+from services.gateway.choice import Choice
+from services.gateway.domain import Chunk, GenerationRequest, TokenLogprobs, Usage
+from services.gateway.peers.fleet import Model
+from services.gateway.placement import Placement
+
+
+class Host(placement.Host, Protocol):
+    """What a generation needs of the gateway."""
+
+    @property
+    def max_buffer_bytes(self) -> int: ...
+    def admit(self, generation: LiveGeneration) -> None:
+        """Counts it in. Raises Overloaded or Unavailable."""
+        ...
+
+    def release(self, generation: LiveGeneration) -> None: ...
+
+
+class LiveGeneration:
+    """A request in flight: its choices, its unread chunks, its end.
+
+    A choice's last chunk carries the id that ended it: a stop token has no text but is
+    counted, so that token ids, logprobs and `usage.completion_tokens` agree.
+    """
+
+    def __init__(self, host: Host, request: GenerationRequest) -> None:
+        self.request = request
+        self.prompt_token_ids: Sequence[int] = ()
+        self.prompt_logprobs: Sequence[TokenLogprobs] | None = None
+        self._host = host
+        self._loop = asyncio.get_running_loop()
+        self._arrived = self._loop.time()
+        self._deadline = None if request.timeout is None else self._arrived + request.timeout
+        self._timer: asyncio.TimerHandle | None = None
+        self._scope: asyncio.Timeout | None = None  # around the time before acceptance
+        self._max_tokens = 0
+        self._placement: Placement | None = None
+        self._choices: list[Choice] = []
+        self._news: dict[Choice, None] = {}  # choices with something to take, in order
+        self._unread_bytes = 0
+        self._reader: asyncio.Future[None] | None = None
+        self._last_chunk_at: float | None = None
+        self._moves: set[asyncio.Task[None]] = set()
+        self._error: ShoalError | None = None
+        self._closed = False
+
+    # -- before acceptance
+
+    @asynccontextmanager
+    async def within_deadline(self) -> AsyncIterator[None]:
+        """Ends with DeadlineExceeded at the deadline, or with the error of `fail`."""
+        try:
+            async with asyncio.timeout_at(self._deadline) as self._scope:
+                yield
+        except TimeoutError:
+            raise self._error or DeadlineExceeded("the request's deadline passed")
+        finally:
+            self._scope = None
+
+    async def submit(self, model: Model, prompt_ids: Sequence[int], max_tokens: int) -> None:
+        """Places every choice; returns when all are accepted."""
+        self.prompt_token_ids = prompt_ids
+        self._max_tokens = max_tokens
+        self._placement = Placement(
+            self._host, self.request, model, prompt_ids, max_tokens, self._deadline
+        )
+        sampling = self.request.sampling
+        self._choices = [
+            Choice(
+                index, self, sampling.stop_token_ids, with_logprobs=sampling.logprobs is not None
+            )
+            for index in range(self.request.n)
+        ]
+        await self._placement.place_all(self._choices)
+        if self._deadline is not None:
+            self._timer = self._loop.call_at(
+                self._deadline, self.fail, DeadlineExceeded("the request's deadline passed")
+            )
+
+    # -- the stream
+
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        while True:
+            if self._news:
+                return self._next_chunk()
+            if self._error is not None:
+                self.close()
+                raise self._error
+            if self._closed or all(choice.finish_reason for choice in self._choices):
+                self.close()
+                raise StopAsyncIteration
+            self._reader = self._loop.create_future()
+            await self._reader
+
+    def _next_chunk(self) -> Chunk:
+        choice = next(iter(self._news))
+        del self._news[choice]
+        self._unread_bytes -= choice.unread_bytes
+        chunk = choice.take()
+        now = self._loop.time()
+        self._host.metrics.observe_chunk(
+            len(chunk.token_ids),
+            now - (self._last_chunk_at or self._arrived),
+            first=self._last_chunk_at is None,
+        )
+        self._last_chunk_at = now
+        return chunk
+
+    @property
+    def usage(self) -> Usage:
+        num_prompt = len(self.prompt_token_ids)
+        cached = max((choice.cached_tokens for choice in self._choices), default=0)
+        return Usage(
+            prompt_tokens=num_prompt,
+            completion_tokens=sum(len(choice.ids) for choice in self._choices),
+            cached_tokens=max(0, min(cached, num_prompt - 1)),
+        )
+
+    # -- what the choices call
+
+    def on_news(self, choice: Choice, num_bytes: int) -> None:
+        self._news[choice] = None
+        self._unread_bytes += num_bytes
+        if self._unread_bytes > self._host.max_buffer_bytes:
+            self._news.clear()
+            self.fail(Cancelled("the client reads too slowly: too much text waits for it"))
+        self._wake()
+
+    def on_prompt_logprobs(self, logprobs: Sequence[TokenLogprobs]) -> None:
+        self.prompt_logprobs = logprobs
+
+    def on_failed(self, error: ShoalError) -> None:
+        self.fail(error)
+
+    def on_worker_lost(self, choice: Choice) -> None:
+        if len(choice.ids) >= self._max_tokens:
+            choice.finish_at_length()
+        else:
+            assert self._placement is not None, "it placed the choice"
+            self._begin_move(self._placement.resume(choice))
+
+    def on_decoder_lost(self, choice: Choice) -> None:
+        assert self._placement is not None, "it opened the text"
+        self._begin_move(self._placement.redecode(choice))
+
+    async def _move(self, move: Awaitable[None]) -> None:
+        try:
+            await move
+        except ShoalError as error:
+            self.fail(error)
+
+    def _begin_move(self, move: Coroutine[None, None, None]) -> None:
+        """Moves a choice to another instance meanwhile, or fails the request."""
+        if self._closed or self._error is not None:
+            move.close()
+            return
+        task = asyncio.create_task(self._move(move))
+        self._moves.add(task)
+        task.add_done_callback(self._moves.discard)
+
+    # -- the end
+
+    def fail(self, error: ShoalError) -> None:
+        """Ends the request with an error, after what is unread."""
+        if self._closed or self._error is not None:
+            return
+        self._error = error
+        if self._scope is not None:
+            if not self._scope.expired():
+                self._scope.reschedule(self._loop.time())
+        else:
+            self._host.metrics.count_error(error)
+        self._let_go()
+        self._wake()
+
+    def close(self) -> None:
+        """Gives the request up wherever it is; harmless after the end."""
+        if self._closed:
+            return
+        self._closed = True
+        self._let_go()
+        self._news.clear()
+        self._wake()
+        self._host.metrics.observe_request(self._loop.time() - self._arrived)
+        self._host.release(self)
+
+    async def aclose(self) -> None:
+        self.close()
+
+    def _let_go(self) -> None:
+        """Leaves nothing of the request at any peer."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in list(self._moves):
+            task.cancel()
+        for choice in self._choices:
+            choice.close()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)

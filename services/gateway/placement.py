@@ -1,0 +1,176 @@
+"""Getting a request's choices to instances: at first, and after one was lost.
+
+Every move costs the choice one of `max_moves`, so that a request which kills its
+workers ends. Knows choices only as things to submit and to decode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Sequence
+from typing import Protocol
+
+from protos import worker_pb2
+from services.common.errors import Overloaded, PeerLost, Unavailable
+from services.gateway import to_proto
+from services.gateway.choice import Choice
+from services.gateway.domain import GenerationRequest
+from services.gateway.metrics import Metrics
+from services.gateway.peers.fleet import Model, PeerFleet
+from services.gateway.peers.worker import WorkerPeer
+
+log = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 30.0  # for another instance, when the request has no deadline
+_MAX_PAUSE_SECONDS = 1.0  # before a resume knocks at full queues again
+
+
+class Host(Protocol):
+    """What placing needs of the gateway."""
+
+    @property
+    def fleet(self) -> PeerFleet: ...
+    @property
+    def metrics(self) -> Metrics: ...
+    @property
+    def max_moves(self) -> int:
+        """Times a choice may move to another instance."""
+        ...
+
+    @property
+    def hold_timeout(self) -> float:
+        """Seconds a new request waits for an instance when there is none."""
+        ...
+
+
+class Placement:
+    """One request's way to workers and detokenizers.
+
+    `deadline` is in the running loop's time. Raises nothing but ShoalErrors.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        request: GenerationRequest,
+        model: Model,
+        prompt_ids: Sequence[int],
+        max_tokens: int,
+        deadline: float | None,
+    ) -> None:
+        self._host = host
+        self._request = request
+        self._model = model
+        self._prompt_ids = prompt_ids
+        self._max_tokens = max_tokens
+        self._deadline = deadline
+        self._loop = asyncio.get_running_loop()
+        seed = request.sampling.seed
+        self._seed = secrets.randbits(63) if seed is None else seed
+
+    async def place_all(self, choices: Sequence[Choice]) -> None:
+        """Opens every choice's text and hands it to a worker; returns when all are accepted.
+
+        They start on one worker, which computes their prompt once.
+        """
+        hold = self._host.hold_timeout
+        worker = await self._pick_worker(choices[0], set(), hold)
+        decoder = await self._host.fleet.pick_decoder(self._model, hold)
+        for choice in choices:
+            choice.decode_with(decoder, self._request.text)
+        if len(choices) == 1:
+            return await self._place(choices[0], worker)
+        tasks = [asyncio.create_task(self._place(choice, worker)) for choice in choices]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def resume(self, choice: Choice) -> None:
+        """Continues a choice, whose worker was lost, on another."""
+        self._spend_move(choice, "worker", PeerLost("its worker was lost"))
+        await self._place(choice, None)
+
+    async def redecode(self, choice: Choice) -> None:
+        """Continues the text of a choice, whose detokenizer was lost, on another."""
+        error = PeerLost("its detokenizer was lost")
+        while True:
+            self._spend_move(choice, "detokenizer", error)
+            decoder = await self._host.fleet.pick_decoder(self._model, self._patience())
+            try:
+                return choice.decode_with(decoder, self._request.text)
+            except PeerLost as lost:
+                error = lost
+
+    async def _place(self, choice: Choice, worker: WorkerPeer | None) -> None:
+        """Gives a choice to a worker, to `worker` first; returns when one has accepted it.
+
+        One that is overloaded is replaced once; one that is lost, or will not take it
+        now, costs the choice a move. A resume does not take overload for an answer.
+        """
+        avoid: set[str] = set()
+        give_up_at = self._loop.time() + self._patience()
+        while True:
+            if worker is None:
+                worker = await self._pick_worker(choice, avoid, self._patience())
+            try:
+                return await choice.submit_to(worker, self._submit_message(choice))
+            except Overloaded as error:
+                if not avoid and self._host.fleet.has_other_worker(self._model, worker):
+                    avoid.add(worker.address)
+                elif choice.ids and self._loop.time() < give_up_at:
+                    await asyncio.sleep(min(error.retry_after or 1.0, _MAX_PAUSE_SECONDS))
+                    avoid.clear()
+                else:
+                    raise
+            except Unavailable as error:
+                self._spend_move(choice, "worker", error)
+            worker = None
+
+    async def _pick_worker(self, choice: Choice, avoid: set[str], patience: float) -> WorkerPeer:
+        return await self._host.fleet.pick_worker(
+            self._model,
+            self._prompt_ids,
+            self._request.cache_salt,
+            fingerprint=choice.fingerprint,
+            avoid=avoid,
+            patience=patience,
+        )
+
+    def _submit_message(self, choice: Choice) -> worker_pb2.Submit:
+        left = None
+        if self._deadline is not None:
+            left = max(1, round((self._deadline - self._loop.time()) * 1000))
+        return to_proto.submit(
+            self._request,
+            self._prompt_ids,
+            index=choice.index,
+            seed=self._seed,
+            max_tokens=self._max_tokens,
+            resume_ids=choice.ids,
+            deadline_ms=left,
+        )
+
+    def _spend_move(self, choice: Choice, kind: str, error: Unavailable) -> None:
+        """Raises an error for the client if the choice has no move left."""
+        log.info(
+            "moving a choice",
+            extra={"request_id": self._request.request_id, "peer": kind, "reason": error.message},
+        )
+        if choice.num_moves >= self._host.max_moves:
+            raise PeerLost(
+                f"the {kind} that served this request was lost, and it has moved"
+                f" {choice.num_moves} times already",
+                retry_after=1.0,
+            )
+        choice.num_moves += 1
+        self._host.metrics.count_move(kind)
+
+    def _patience(self) -> float:
+        if self._deadline is None:
+            return PATIENCE_SECONDS
+        return max(0.0, self._deadline - self._loop.time())
