@@ -11,7 +11,7 @@ from services.worker.core import Admission, Batch, IntArray, PendingStep
 from services.worker.scheduler.request import Request
 from services.worker.scheduler.slots import SlotTables
 
-UNKNOWN_ID = -1  # the id most recently sampled for the slot, which the host has not seen
+LAST_ID = -1  # the id most recently sampled for the slot, which the host may not know yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +66,12 @@ def build_batch(
 
 def _input_ids(rows: Sequence[Row]) -> IntArray:
     """The ids of all rows, one after the other; # [tokens]"""
-    pieces: list[IntArray] = []
-    single: list[int] = []  # decode ids since the last piece
+    ids = np.full(sum(row.length for row in rows), LAST_ID, np.int32)
+    offset = 0
     for row in rows:
         request = row.request
-        position = request.num_computed
-        if position < len(request.prefill_ids):
-            if single:
-                pieces.append(np.array(single, np.int32))
-                single = []
-            pieces.append(request.prefill_ids[position : position + row.length])
-        else:
-            index = position - len(request.prompt_ids)
-            known = index < len(request.output_ids)
-            single.append(request.output_ids[index] if known else UNKNOWN_ID)
-    if single or not pieces:
-        pieces.append(np.array(single, np.int32))
-    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        if request.num_computed < len(request.prefill_ids):
+            end = request.num_computed + row.length
+            ids[offset : offset + row.length] = request.prefill_ids[request.num_computed : end]
+        offset += row.length
+    return ids
