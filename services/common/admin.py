@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from email.utils import formatdate
 
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -14,6 +15,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+from uvicorn.server import ServerState
 
 from services.common.errors import StartupError
 
@@ -86,12 +88,26 @@ def _listen(address: str) -> socket.socket:
         raise StartupError(f"cannot listen on {address}: {error.strerror or error}")
 
 
+class _DatedState(ServerState):
+    """Makes the Date header when a response needs it; uvicorn makes it by the clock."""
+
+    @property
+    def default_headers(self) -> list[tuple[bytes, bytes]]:
+        """Headers of every response."""
+        return [(b"date", formatdate(usegmt=True).encode())]
+
+    @default_headers.setter
+    def default_headers(self, value: list[tuple[bytes, bytes]]) -> None:
+        """uvicorn's own value is not needed."""
+
+
 class EmbeddedServer(uvicorn.Server):
     """A uvicorn server inside a process that handles its own signals, at rest when idle."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         self._exit = asyncio.Event()
         super().__init__(config)
+        self.server_state = _DatedState()
 
     @property
     def should_exit(self) -> bool:
@@ -104,11 +120,8 @@ class EmbeddedServer(uvicorn.Server):
             self._exit.set()
 
     async def main_loop(self) -> None:
-        """Ticks once a second, for the Date header; uvicorn's own loop ticks ten times."""
-        while not await self.on_tick(0):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await self._exit.wait()
+        """Waits; uvicorn's own loop ticks ten times a second."""
+        await self._exit.wait()
 
     def install_signal_handlers(self) -> None:
         """Leaves signals to `services.common.process`."""

@@ -43,9 +43,15 @@ class Exit:
     def reason(self) -> str:
         """The sentence it left on stderr, if any: the last after `shoal:` or `shoal worker:`."""
         for line in reversed(self.last_lines):
-            if match := _SENTENCE.match(line):
-                return match.group(1)
+            if (sentence := sentence_of(line)) is not None:
+                return sentence
         return self.last_lines[-1] if self.last_lines else ""
+
+
+def sentence_of(line: str) -> str | None:
+    """What follows `shoal:` or `shoal worker:` in a line with which a service gives up."""
+    match = _SENTENCE.match(line)
+    return match.group(1) if match else None
 
 
 class Child:

@@ -125,6 +125,7 @@ class LocalFleet:
             await self._or_failure(self._all_ready())
             self._pin_gateway()
         except BaseException:
+            self._display.close()
             self.kill()
             await self._finish()
             raise

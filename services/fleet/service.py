@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.common.errors import StartupError
-from services.fleet.child import Child, Exit
+from services.fleet.child import Child, Exit, sentence_of
 from services.fleet.plan import ServiceSpec
 
 log = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ class Service:
         self.stdout, self._was_ready = asyncio.Queue(), False
         self._enter(State.STARTING)
         child = await Child.spawn(
-            self.spec.command, self._environment, out=self._on_stdout, err=self._on_output
+            self.spec.command, self._environment, out=self._on_stdout, err=self._on_stderr
         )
         self._child, self.pid = child, child.pid
         self._on_change()
@@ -175,6 +175,11 @@ class Service:
 
     def _on_stdout(self, line: str) -> None:
         self.stdout.put_nowait(line)
+
+    def _on_stderr(self, line: str) -> None:
+        # Before it was ever ready, its last sentence is what the whole fleet ends with.
+        if self._was_ever_ready or sentence_of(line) is None:
+            self._on_output(line)
 
     def _enter(self, state: State) -> None:
         if not (self._stopping.is_set() and state in (State.LOADING, State.READY)):

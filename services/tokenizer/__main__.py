@@ -58,12 +58,15 @@ async def serve(
     app = build_app(
         registry, ready=lambda: ready.is_set() and not sessions.draining, alive=lambda: True
     )
-    async with serve_admin(config.admin_address, app), run(config, server, registry, sessions):
-        ready.set()
-        await server.set_serving(True)
-        log.info("ready")
-        await stop.wait()
-        await _drain(server, sessions, config.drain_timeout)
+    try:
+        async with serve_admin(config.admin_address, app), run(config, server, registry, sessions):
+            ready.set()
+            await server.set_serving(True)
+            log.info("ready")
+            await stop.wait()
+            await _drain(server, sessions, config.drain_timeout)
+    finally:
+        await server.stop(0)  # after a failed start too, while the loop that it needs is there
     return 0
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import httpx
@@ -32,6 +34,8 @@ async def test_probes_ask_every_time_and_metrics_are_served(tmp_path: Path) -> N
         metrics = await client.get("/metrics")
         assert metrics.headers["content-type"].startswith("text/plain")
         assert "shoal_things_total 3.0" in metrics.text
+        made = parsedate_to_datetime(metrics.headers["date"])
+        assert abs((datetime.now(UTC) - made).total_seconds()) < 5
 
 
 async def test_without_an_address_nothing_listens() -> None:
