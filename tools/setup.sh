@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 
 stage=$1
 python=${PYTHON:-python3}
-pip=(.venv/bin/python -m pip --disable-pip-version-check -qq install -c constraints.txt)
+pip=(.venv/bin/python -m pip --disable-pip-version-check -qq install --no-compile -c constraints.txt)
 
 say() { echo "==> $*"; }
 fail() {
