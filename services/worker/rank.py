@@ -154,6 +154,18 @@ def run_rank_zero(config: WorkerConfig, socket_path: str) -> int:
     return 1
 
 
+def run_follower(config: WorkerConfig) -> int:
+    """Computes what rank 0 decides until it is gone; returns the exit status."""
+    from services.worker.engine import follower  # torch, which rank 0 may not need
+
+    try:
+        follower.run(config)
+    except StartupError as error:  # rank 0 meets it too, and tells the agent
+        log.error("%s", error)
+        return 1
+    return 0
+
+
 def _say_last(link: FrameSocket, message: str) -> None:
     """Tells the agent why this rank ends, as far as it still listens."""
     error = common_pb2.Error(code=common_pb2.ERROR_CODE_INTERNAL, message=message)
@@ -179,12 +191,7 @@ def main() -> int:
     config = WorkerConfig(**json.loads(os.environ[CONFIG_ENV]))
     rank = int(os.environ.get("RANK", "0"))
     logs.setup(f"rank{rank}", level=config.log_level, format=config.log_format)
-    if rank > 0:
-        from services.worker.engine import follower
-
-        follower.run(config)
-        return 0
-    return run_rank_zero(config, os.environ[SOCKET_ENV])
+    return run_follower(config) if rank > 0 else run_rank_zero(config, os.environ[SOCKET_ENV])
 
 
 if __name__ == "__main__":

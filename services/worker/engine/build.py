@@ -15,6 +15,6 @@ def build(config: WorkerConfig, progress: Progress) -> Engine:
     """
     if config.engine == "fake":
         return fake.load(config, progress)
-    from services.worker.engine import torch_engine
+    from services.worker.engine.torch_engine import load
 
-    return torch_engine.load(config, progress)
+    return load(config, progress)

@@ -113,6 +113,7 @@ class FakeModel:
         self._allowed = np.array(allowed, np.int32)
         self._last_ids = np.zeros(num_slots, np.int32)
         self._admissions: dict[int, Admission] = {}
+        self._special = np.zeros(num_slots, np.bool_)  # slots whose parameters matter
         powers = np.full(info.max_prefill_tokens + 1, _A, np.uint64)
         inverses = np.full(info.max_prefill_tokens + 1, _A_INVERSE, np.uint64)
         powers[0] = inverses[0] = 1
@@ -123,6 +124,9 @@ class FakeModel:
         """One step: writes the states of the batch's positions and samples."""
         for admission in batch.admissions:
             self._admissions[admission.slot] = admission
+            sampling = admission.sampling
+            reports = (sampling.logprobs, sampling.prompt_logprobs) != (None, None)
+            self._special[admission.slot] = reports or len(sampling.logit_bias) > 0
         input_ids = self._resolve_ids(batch)
         self._write_states(batch, input_ids)
         sampled = np.flatnonzero(batch.sample)
@@ -130,13 +134,12 @@ class FakeModel:
         scores = self._scores(batch, sampled)
         token_ids[sampled] = self._allowed[scores % np.uint64(len(self._allowed))]
         logprobs = {}
-        for row, score in zip(sampled.tolist(), scores.tolist(), strict=True):
-            sampling = self._admissions[int(batch.slots[row])].sampling
-            if sampling.logit_bias:
-                self._force(batch, row, token_ids)
-            if sampling.logprobs is not None:
-                token = int(token_ids[row])
-                logprobs[row] = self._logprobs(token, score, sampling.logprobs)
+        special = self._special[batch.slots[sampled]]
+        for row, score in zip(sampled[special].tolist(), scores[special].tolist(), strict=True):
+            self._force(batch, row, token_ids)
+            num_top = self._admissions[int(batch.slots[row])].sampling.logprobs
+            if num_top is not None:
+                logprobs[row] = self._logprobs(int(token_ids[row]), score, num_top)
         self._last_ids[batch.slots[sampled]] = token_ids[sampled]
         return StepResult(token_ids, logprobs, self._prompt_logprobs(batch))
 
@@ -208,13 +211,13 @@ class FakeModel:
 
     def _prompt_logprobs(self, batch: Batch) -> dict[int, list[TokenLogprobs]]:
         answer: dict[int, list[TokenLogprobs]] = {}
-        slots, start, lengths = (a.tolist() for a in (batch.slots, batch.start, batch.query_lens))
-        for row, slot in enumerate(slots):
-            admission = self._admissions[slot]
+        for row in np.flatnonzero(self._special[batch.slots]).tolist():
+            admission = self._admissions[int(batch.slots[row])]
+            start, length = int(batch.start[row]), int(batch.query_lens[row])
             num_top = admission.sampling.prompt_logprobs
-            following = admission.prompt_ids[start[row] + 1 : start[row] + lengths[row] + 1]
+            following = admission.prompt_ids[start + 1 : start + length + 1]
             if num_top is not None and len(following):
-                scores = _finalise(following.astype(np.uint64) + np.uint64(start[row])).tolist()
+                scores = _finalise(following.astype(np.uint64) + np.uint64(start)).tolist()
                 answer[row] = [
                     self._logprobs(token, score, num_top)
                     for token, score in zip(following.tolist(), scores, strict=True)
