@@ -35,8 +35,7 @@ class ModelRunner:
         hidden: torch.Tensor = self._model(ids, torch.from_numpy(metadata.positions), plan)
         if not len(logit_index):
             return hidden.new_empty(0, 0)
-        if len(logit_index) != len(hidden):
-            hidden = hidden.index_select(0, torch.from_numpy(logit_index))
+        hidden = hidden.index_select(0, torch.from_numpy(logit_index))
         logits = self._model.logits(hidden)
         return None if logits is None else logits.float()
 

@@ -29,7 +29,7 @@ class Linear(Loadable):
     def prepare(self) -> None:
         """Packs the weight and drops the plain copy."""
         weight = self.weight
-        if weight.device.type == "cpu" and torch._C._has_mkldnn:
+        if weight.device.type == "cpu" and _packable(weight.dtype):
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.data, None)
             self.weight = empty_parameter(0, 0, dtype=weight.dtype)
 
@@ -41,6 +41,15 @@ class Linear(Loadable):
             x, self._packed, self.bias, "none", [], ""
         )
         return y
+
+
+def _packable(dtype: torch.dtype) -> bool:
+    """Whether oneDNN computes this type quickly on this processor."""
+    if not torch._C._has_mkldnn:
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,13 @@ class ModelConfig:
 
 def from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     """Reads a config.json. Raises StartupError on what Shoal cannot compute."""
+    try:
+        return _from_hf(raw)
+    except KeyError as error:
+        raise StartupError(f"config.json does not say {error.args[0]}") from error
+
+
+def _from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     architecture = (raw.get("architectures") or [raw.get("model_type", "none named")])[0]
     family = ARCHITECTURES.get(architecture)
     if family is None:
@@ -204,7 +211,8 @@ def _sliding_window(raw: Mapping[str, Any], family: str) -> int | None:
 
 def _moe_from_hf(raw: Mapping[str, Any]) -> MoeConfig:
     return MoeConfig(
-        num_experts=int(raw["num_experts"]),
+        # transformers 5 writes the second name.
+        num_experts=int(raw.get("num_experts") or raw["num_local_experts"]),
         experts_per_token=int(raw["num_experts_per_tok"]),
         intermediate_size=int(raw["moe_intermediate_size"]),
         normalize=bool(raw.get("norm_topk_prob", False)),

@@ -78,7 +78,7 @@ class DecoderLayer(nn.Module):
     ) -> torch.Tensor:
         """x: [tokens, hidden] -> the same"""
         x = x + self.attention(self.input_norm(x), angles, plan)
-        return x + self.mlp(self.post_attention_norm(x))
+        return cast(torch.Tensor, x + self.mlp(self.post_attention_norm(x)))
 
 
 class Attention(nn.Module):
