@@ -53,17 +53,22 @@ async def serve(
             log.info("listening", extra={"address": await server.start(config.address)})
             health = asyncio.create_task(_publish_health(agent, server))
             await ranks.start(agent.handle_event)
-            status = await _until_ended(agent, ranks, stop, config.drain_timeout)
+            failure = await _until_ended(agent, ranks, stop, config.drain_timeout)
             health.cancel()
             await server.set_serving(False)
             await server.stop(_GOODBYE_SECONDS)
-    return status
+    if failure:
+        print(f"shoal worker: {failure}", file=sys.stderr, flush=True)
+    return 1 if failure else 0
 
 
 async def _until_ended(
     agent: Agent, ranks: Ranks, stop: asyncio.Event, drain_timeout: float
-) -> int:
-    """Waits for the engine's loss, or for the signal and then for the running requests."""
+) -> str:
+    """Waits for the engine's loss, or for the signal and then for the running requests.
+
+    Returns why the engine was lost, empty if it was not.
+    """
     lost = asyncio.create_task(ranks.lost.wait())
     stopped = asyncio.create_task(stop.wait())
     drained = asyncio.create_task(_drained(agent, stop))
@@ -77,10 +82,9 @@ async def _until_ended(
         task.cancel()
     if ranks.lost.is_set():
         agent.fail()
-        print(f"shoal worker: {await ranks.reason()}", file=sys.stderr, flush=True)
-        return 1
+        return await ranks.reason()
     agent.end_sessions()
-    return 0
+    return ""
 
 
 async def _drained(agent: Agent, stop: asyncio.Event) -> None:

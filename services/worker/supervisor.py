@@ -154,12 +154,14 @@ class Ranks:
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         if self._writer is not None and not self._stuck:
-            grace = min(1.0, self._limits.exit) if self.lost.is_set() else self._limits.exit
+            lost = self.lost.is_set()
+            grace = min(1.0, self._limits.exit) if lost else self._limits.exit
             try:
                 async with asyncio.timeout(grace):
                     await self._exited.wait()
             except TimeoutError:
-                log.warning("the ranks did not exit in %g s and are killed", grace)
+                level = logging.INFO if lost else logging.WARNING
+                log.log(level, "the ranks did not exit in %g s and are killed", grace)
         if not self._exited.is_set():
             # Ranks under torchrun lead sessions of their own; they die with torchrun.
             os.killpg(process.pid, signal.SIGKILL)

@@ -41,16 +41,26 @@ class AgentProcess:
         return self.stub.Session()  # type: ignore[call-arg]  # the stub wants an iterator
 
     async def wait_for_health(self, serving: bool) -> None:
-        """Returns when grpc.health.v1 says so."""
+        """Returns when grpc.health.v1 says so; tries again while the agent only starts."""
+        async with asyncio.timeout(TIMEOUT):
+            while not await self._watch_health(serving):
+                assert self.process.returncode is None, self.errors()
+
+    async def _watch_health(self, serving: bool) -> bool:
         states = health_pb2.HealthCheckResponse.ServingStatus
         wanted = states.SERVING if serving else states.NOT_SERVING
         request = health_pb2.HealthCheckRequest(service="shoal.v1.Worker")
         watch = health_pb2_grpc.HealthStub(self.channel).Watch(request, wait_for_ready=True)
-        async with asyncio.timeout(TIMEOUT):
+        try:
             async for answer in watch:
                 if answer.status == wanted:
                     watch.cancel()
-                    return
+                    return True
+        except grpc.aio.AioRpcError as error:
+            # A connection made in the instant in which the server starts may break.
+            if error.code() != grpc.StatusCode.UNAVAILABLE:
+                raise
+        return False
 
     async def wait_for_exit(self, timeout: float = TIMEOUT) -> int:
         """The exit status."""
