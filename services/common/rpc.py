@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from services.common.errors import InternalError, ShoalError
+from services.common.errors import InternalError, ShoalError, StartupError
 
 log = logging.getLogger(__name__)
 
@@ -89,9 +89,15 @@ class Server:
         )
 
     async def start(self, address: str) -> str:
-        """Listens, and returns the address with the real port."""
+        """Listens, and returns the address with the real port.
+
+        Raises StartupError if the address is wrong or taken.
+        """
         await self.set_serving(False)
-        port = self.grpc.add_insecure_port(address)
+        try:
+            port = self.grpc.add_insecure_port(address)
+        except RuntimeError:
+            raise StartupError(f"cannot listen on {address}: it is wrong, or taken")
         await self.grpc.start()
         if address.startswith("unix:"):
             return address

@@ -246,6 +246,15 @@ async def test_a_stopped_rank_is_noticed(tmp_path: Path) -> None:
         assert not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE
 
 
+async def test_an_address_that_cannot_be_had_is_one_sentence(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/absent/worker.sock"
+    async with agent(tmp_path, f"--address={address}", wait=False) as running:
+        assert await running.wait_for_exit() == 1
+        assert running.errors().splitlines()[-1] == (
+            f"shoal: cannot listen on {address}: it is wrong, or taken"
+        )
+
+
 def _submit(first_id: int, max_tokens: int = 0) -> worker_pb2.Submit:
     submit = worker_pb2.Submit(handle=1, prompt_ids=[first_id])
     if max_tokens:
