@@ -22,7 +22,7 @@ STREAMS = 200
 def _held(fleet: ServedFleet) -> dict[str, float]:
     """Everything that a request holds in any process, by metric; empty when all is let go."""
     watched = {
-        "gateway": ("shoal_gateway_requests_in_flight", "shoal_gateway_open_handles"),
+        "gateway": ("shoal_gateway_requests_in_flight", "shoal_gateway_handles"),
         "tokenizer": ("shoal_tokenizer_jobs_in_flight",),
         "detokenizer": ("shoal_detokenizer_open_texts",),
         "worker": (

@@ -31,12 +31,21 @@ class KvPool:
         num_kv_heads: int,
         head_dim: int,
         dtype: torch.dtype,
+        head_major: bool = False,
     ) -> KvPool:
+        """Makes the pool; `head_major` keeps a head's cells of a page together in memory.
+
+        That is what kernels that go head by head read fastest; the shape is the same.
+        """
+        if head_major:
+            shape = (num_layers, num_pages + 1, num_kv_heads, page_size, head_dim)
+            k, v = (_zeros(shape, dtype).transpose(2, 3) for _ in range(2))
+            return cls(k, v, page_size)
         shape = (num_layers, num_pages + 1, page_size, num_kv_heads, head_dim)
-        return cls(k=_zeros(shape, dtype), v=_zeros(shape, dtype), page_size=page_size)
+        return cls(_zeros(shape, dtype), _zeros(shape, dtype), page_size)
 
     def write(self, layer: int, cells: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Stores k and v [tokens, kv_heads, head_dim] at `cells` [tokens]."""
+        """Stores k and v [tokens, kv_heads, head_dim] at `cells` [tokens]; not if head-major."""
         self.k[layer].flatten(0, 1).index_copy_(0, cells, k)
         self.v[layer].flatten(0, 1).index_copy_(0, cells, v)
 

@@ -1,12 +1,20 @@
-"""From the name of an attention backend to the backend."""
+"""From the name of an attention backend to the backend, over a pool laid out for it."""
 
 from __future__ import annotations
+
+import logging
+
+import torch
 
 from services.common.errors import StartupError
 from services.worker.attention.base import AttentionBackend
 from services.worker.attention.cpu import CpuBackend
+from services.worker.attention.native import NativeBackend
 from services.worker.attention.pool import KvPool
 from services.worker.attention.torch_reference import TorchReferenceBackend
+from services.worker.native.kernels import HEAD_DIMS, Kernels
+
+log = logging.getLogger(__name__)
 
 
 def check_backend(name: str) -> None:
@@ -18,7 +26,38 @@ def check_backend(name: str) -> None:
         )
 
 
-def create_backend(name: str, pool: KvPool) -> AttentionBackend:
-    """The backend over a pool; auto is cpu."""
+def create_backend(
+    name: str,
+    *,
+    num_layers: int,
+    num_pages: int,
+    page_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+) -> AttentionBackend:
+    """The backend over a new pool; auto is cpu, by native kernels where they can be had."""
     check_backend(name)
-    return TorchReferenceBackend(pool) if name == "torch_reference" else CpuBackend(pool)
+    kernels = _kernels(head_dim, dtype) if name != "torch_reference" else None
+    pool = KvPool.allocate(
+        num_layers=num_layers,
+        num_pages=num_pages,
+        page_size=page_size,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        dtype=dtype,
+        head_major=kernels is not None,
+    )
+    if name == "torch_reference":
+        return TorchReferenceBackend(pool)
+    return NativeBackend(pool, kernels) if kernels is not None else CpuBackend(pool)
+
+
+def _kernels(head_dim: int, dtype: torch.dtype) -> Kernels | None:
+    if dtype != torch.float32 or head_dim not in HEAD_DIMS:
+        log.info("attention by torch: no native kernel for %s, head size %d", dtype, head_dim)
+        return None
+    kernels = Kernels.load()
+    if kernels is None:
+        log.info("attention by torch: no C++ compiler to build the native kernels with")
+    return kernels

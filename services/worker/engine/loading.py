@@ -14,7 +14,6 @@ from services.common.errors import StartupError
 from services.common.gguf_header import read_header
 from services.common.model_files import ModelFiles, ModelMetadata, read_json, read_metadata, resolve
 from services.worker.attention.base import AttentionBackend
-from services.worker.attention.pool import KvPool
 from services.worker.attention.registry import check_backend, create_backend
 from services.worker.config import WorkerConfig
 from services.worker.core import EngineInfo
@@ -126,7 +125,8 @@ def _create_attention(
     dtype: torch.dtype,
     parallel: Parallel,
 ) -> AttentionBackend:
-    pool = KvPool.allocate(
+    return create_backend(
+        config.attention_backend,
         num_layers=shape.num_layers,
         num_pages=info.num_pages,
         page_size=info.page_size,
@@ -134,4 +134,3 @@ def _create_attention(
         head_dim=shape.head_dim,
         dtype=dtype,
     )
-    return create_backend(config.attention_backend, pool)

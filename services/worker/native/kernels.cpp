@@ -1,5 +1,5 @@
 // CPU kernels of the engine, in float32: paged attention that reads pages in
-// place, and the small row-wise operations between the matrix products.
+// place.
 //
 // Plain C ABI, called through ctypes with raw pointers (which frees the GIL).
 // Compiled once per instruction set; vectors are GCC's vector extensions, so
@@ -330,86 +330,22 @@ int shoal_paged_attention(float* out, const float* query, const float* keys, con
 #undef SHOAL_DIM
 }
 
-// Rotates q and k in place (rotate-half form: Su et al., 2021, as Llama lays it
-// out) and writes k and v into their KV slots.
+// Copies each token's k and v into its KV slot.
 //
-// qkv: [tokens, (heads + 2 kv_heads) * dim], a row's q, k and v side by side;
-// query: [tokens, heads, dim] receives the rotated q. cos_sin: [positions, dim],
-// the first half of a row cosines, the second half sines. pages, slots: [tokens].
-void shoal_rope_kv_write(float* query, const float* qkv, const float* cos_sin,
-                         const int32_t* positions, const int32_t* pages, const int32_t* slots,
-                         float* keys, float* values, int tokens, int heads, int kv_heads, int dim,
-                         int64_t page_stride, int64_t slot_stride, int64_t head_stride) {
-  const int half = dim / 2;
-  const int64_t width = int64_t(heads + 2 * kv_heads) * dim;
-#pragma omp parallel for schedule(static) if (tokens > 16)
+// k, v: [tokens, kv_heads, dim], tokens `token_stride` floats apart (k and v may be
+// parts of a wider projection); pages, slots: [tokens].
+void shoal_kv_write(float* keys, float* values, const float* k, const float* v,
+                    int64_t k_token_stride, int64_t v_token_stride, const int32_t* pages,
+                    const int32_t* slots, int tokens, int kv_heads, int dim, int64_t page_stride,
+                    int64_t slot_stride, int64_t head_stride) {
   for (int t = 0; t < tokens; ++t) {
-    const float* row = qkv + t * width;
-    const float* cosine = cos_sin + int64_t(positions[t]) * dim;
-    const float* sine = cosine + half;
     const int64_t where = pages[t] * page_stride + slots[t] * slot_stride;
-    for (int h = 0; h < heads + kv_heads; ++h) {
-      const float* x = row + int64_t(h) * dim;
-      float* y = h < heads ? query + (int64_t(t) * heads + h) * dim
-                           : keys + where + (h - heads) * head_stride;
-      for (int i = 0; i < half; ++i) {
-        const float a = x[i], b = x[i + half];
-        y[i] = a * cosine[i] - b * sine[i];
-        y[i + half] = b * cosine[i] + a * sine[i];
-      }
-    }
-    for (int h = 0; h < kv_heads; ++h)
-      std::memcpy(values + where + h * head_stride, row + int64_t(heads + kv_heads + h) * dim,
+    for (int h = 0; h < kv_heads; ++h) {
+      std::memcpy(keys + where + h * head_stride, k + t * k_token_stride + int64_t(h) * dim,
                   dim * sizeof(float));
-  }
-}
-
-// residual += x (if x is given), then out = residual / rms(residual) * weight
-// (Zhang and Sennrich, 2019). All [rows, width] but weight, [width].
-void shoal_add_rms_norm(float* out, float* residual, const float* x, const float* weight, int rows,
-                        int width, float epsilon) {
-#pragma omp parallel for schedule(static) if (rows > 16)
-  for (int r = 0; r < rows; ++r) {
-    float* line = residual + int64_t(r) * width;
-    float* y = out + int64_t(r) * width;
-    vec squares = vec{};
-    float tail = 0.0f;
-    int i = 0;
-    for (; i + LANES <= width; i += LANES) {
-      vec v = load(line + i);
-      if (x) {
-        v += load(x + int64_t(r) * width + i);
-        store(line + i, v);
-      }
-      squares += v * v;
+      std::memcpy(values + where + h * head_stride, v + t * v_token_stride + int64_t(h) * dim,
+                  dim * sizeof(float));
     }
-    for (; i < width; ++i) {
-      if (x) line[i] += x[int64_t(r) * width + i];
-      tail += line[i] * line[i];
-    }
-    const float inverse = 1.0f / std::sqrt((sum(squares) + tail) / width + epsilon);
-    for (int j = 0; j < width; ++j) y[j] = line[j] * inverse * weight[j];
-  }
-}
-
-// out = silu(gate) * up, where a row of gate_up is gate then up (Shazeer, 2020).
-// gate_up: [rows, 2 * width]; out: [rows, width].
-void shoal_silu_mul(float* out, const float* gate_up, int rows, int width) {
-#pragma omp parallel for schedule(static) if (rows > 4)
-  for (int r = 0; r < rows; ++r) {
-    const float* gate = gate_up + int64_t(r) * 2 * width;
-    const float* up = gate + width;
-    float* y = out + int64_t(r) * width;
-    int i = 0;
-    for (; i + LANES <= width; i += LANES) {
-      const vec g = load(gate + i);
-      const vec magnitude = g < 0.0f ? -g : g;
-      const vec e = exp_nonpositive(-magnitude);
-      // 1 / (1 + e^-g), from e^-|g| so that nothing overflows.
-      const vec sigmoid = (g < 0.0f ? e : splat(1.0f)) / (1.0f + e);
-      store(y + i, g * sigmoid * load(up + i));
-    }
-    for (; i < width; ++i) y[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
   }
 }
 

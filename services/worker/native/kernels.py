@@ -7,7 +7,6 @@ and on the CPU. Arguments are the engine's own, so they are checked by assert.
 from __future__ import annotations
 
 import ctypes
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -27,15 +26,11 @@ class Kernels:
             [_POINTER] * 5 + [_LONG] + [_POINTER] * 2 + [_INT] * 5 + [_LONG] * 3 + [_FLOAT]
         )
         self._attention.restype = _INT
-        self._rope = handle.shoal_rope_kv_write
-        self._rope.argtypes = [_POINTER] * 8 + [_INT] * 4 + [_LONG] * 3
-        self._rope.restype = None
-        self._norm = handle.shoal_add_rms_norm
-        self._norm.argtypes = [_POINTER] * 4 + [_INT] * 2 + [_FLOAT]
-        self._norm.restype = None
-        self._silu = handle.shoal_silu_mul
-        self._silu.argtypes = [_POINTER] * 2 + [_INT] * 2
-        self._silu.restype = None
+        self._write = handle.shoal_kv_write
+        self._write.argtypes = (
+            [_POINTER] * 4 + [_LONG] * 2 + [_POINTER] * 2 + [_INT] * 3 + [_LONG] * 3
+        )
+        self._write.restype = None
 
     @classmethod
     def load(cls) -> Kernels | None:
@@ -98,75 +93,33 @@ class Kernels:
         assert not missing, f"no kernel for head size {dim}"
         return out
 
-    def rope_kv_write(
-        self,
-        qkv: Tensor,
-        cos_sin: Tensor,
-        positions: Tensor,
-        pages: Tensor,
-        slots: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        heads: int,
-    ) -> Tensor:
-        """Rotates q and k, writes k and v into the pool, and returns q.
+    def kv_write(
+        self, keys: Tensor, values: Tensor, k: Tensor, v: Tensor, pages: Tensor, slots: Tensor
+    ) -> None:
+        """Stores each token's k and v in its KV slot.
 
         Args:
-            qkv: [tokens, (heads + 2 kv_heads) * dim].
-            cos_sin: [positions, dim]: cosines, then sines, of dim / 2 angles.
-            positions, pages, slots: [tokens], int32: where each token is.
             keys, values: [pages, page_size, kv_heads, dim], written in place.
-
-        Returns:
-            [tokens, heads, dim].
+            k, v: [tokens, kv_heads, dim]; only the tokens' stride is free.
+            pages, slots: [tokens], int32: where each token goes.
         """
-        tokens = len(qkv)
-        _, _, kv_heads, dim = keys.shape
-        assert qkv.is_contiguous()
-        assert cos_sin.is_contiguous()
+        tokens, kv_heads, dim = k.shape
         assert keys.stride() == values.stride()
-        assert positions.dtype == pages.dtype == slots.dtype == torch.int32
-        query = torch.empty((tokens, heads, dim))
-        self._rope(
-            query.data_ptr(),
-            qkv.data_ptr(),
-            cos_sin.data_ptr(),
-            positions.data_ptr(),
-            pages.data_ptr(),
-            slots.data_ptr(),
+        assert k.stride()[1:] == v.stride()[1:] == (dim, 1)
+        assert pages.dtype == slots.dtype == torch.int32
+        self._write(
             keys.data_ptr(),
             values.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            k.stride(0),
+            v.stride(0),
+            pages.data_ptr(),
+            slots.data_ptr(),
             tokens,
-            heads,
             kv_heads,
             dim,
             keys.stride(0),
             keys.stride(1),
             keys.stride(2),
         )
-        return query
-
-    def add_rms_norm(
-        self, residual: Tensor, x: Tensor | None, weight: Tensor, epsilon: float
-    ) -> Tensor:
-        """Adds x to the residual in place, and returns the residual's RMS norm times weight.
-
-        residual, x and the result: [rows, width]; weight: [width].
-        """
-        assert residual.is_contiguous()
-        assert x is None or x.is_contiguous()
-        out = torch.empty_like(residual)
-        pointer = cast(int, x.data_ptr()) if x is not None else None
-        rows, width = residual.shape
-        self._norm(
-            out.data_ptr(), residual.data_ptr(), pointer, weight.data_ptr(), rows, width, epsilon
-        )
-        return out
-
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """silu(gate) * up of [rows, 2 * width], gate first; the result is [rows, width]."""
-        assert gate_up.is_contiguous()
-        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        out = torch.empty((rows, width))
-        self._silu(out.data_ptr(), gate_up.data_ptr(), rows, width)
-        return out

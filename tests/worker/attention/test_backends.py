@@ -1,21 +1,26 @@
-"""The CPU backend against the reference, over random ragged batches."""
+"""The CPU backends against the reference, over random ragged batches."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
-from services.worker.attention.base import AttentionMetadata
+from services.worker.attention.base import AttentionBackend, AttentionMetadata
 from services.worker.attention.cpu import CpuBackend, bucket_rows
+from services.worker.attention.native import NativeBackend
 from services.worker.attention.pool import KvPool
+from services.worker.attention.registry import create_backend
 from services.worker.attention.torch_reference import TorchReferenceBackend
 from services.worker.core import Batch
+from services.worker.native.kernels import Kernels
 
 LAYERS, PAGES, DIM = 2, 256, 16
 
 
-def make_pool(page_size: int, kv_heads: int, seed: int) -> KvPool:
+def make_pool(page_size: int, kv_heads: int, seed: int, *, head_major: bool = False) -> KvPool:
     pool = KvPool.allocate(
         num_layers=LAYERS,
         num_pages=PAGES,
@@ -23,11 +28,23 @@ def make_pool(page_size: int, kv_heads: int, seed: int) -> KvPool:
         num_kv_heads=kv_heads,
         head_dim=DIM,
         dtype=torch.float32,
+        head_major=head_major,
     )
     generator = torch.Generator().manual_seed(seed)
-    pool.k.normal_(generator=generator)
-    pool.v.normal_(generator=generator)
+    for tensor in (pool.k, pool.v):
+        tensor.copy_(torch.randn(tensor.shape, generator=generator))
     return pool
+
+
+@pytest.fixture(params=["torch", "native"])
+def cpu_backend(request: pytest.FixtureRequest) -> Callable[[int, int, int], AttentionBackend]:
+    """Makes a CPU backend over a random pool: (page size, KV heads, seed)."""
+    if request.param == "torch":
+        return lambda *args: CpuBackend(make_pool(*args))
+    kernels = Kernels.load()
+    if kernels is None:
+        pytest.skip("no C++ compiler to build the native kernels with")
+    return lambda *args: NativeBackend(make_pool(*args, head_major=True), kernels)
 
 
 def random_metadata(
@@ -63,22 +80,37 @@ def random_metadata(
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("decode_only", [False, True])
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (3, 1)])
-def test_cpu_equals_reference(page_size: int, decode_only: bool, heads: tuple[int, int]) -> None:
+def test_cpu_equals_reference(
+    cpu_backend: Callable[[int, int, int], AttentionBackend],
+    page_size: int,
+    decode_only: bool,
+    heads: tuple[int, int],
+) -> None:
     rng = np.random.default_rng(page_size * 10 + heads[0])
     for seed in range(12):
         metadata = random_metadata(rng, page_size, decode_only)
         tokens = int(metadata.offsets[-1])
         q = torch.randn(tokens, heads[0], DIM)
         k, v = torch.randn(2, tokens, heads[1], DIM).unbind()
-        pools = [make_pool(page_size, heads[1], seed) for _ in range(2)]
         plans = (
-            CpuBackend(pools[0]).plan(metadata),
-            TorchReferenceBackend(pools[1]).plan(metadata),
+            cpu_backend(page_size, heads[1], seed).plan(metadata),
+            TorchReferenceBackend(make_pool(page_size, heads[1], seed)).plan(metadata),
         )
         for layer in range(LAYERS):
             got, expected = (plan.forward(q, k, v, layer) for plan in plans)
             torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
-        torch.testing.assert_close(pools[0].k, pools[1].k, atol=0, rtol=0)
+
+
+def test_the_kernels_are_used_where_they_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = {"num_layers": 1, "num_pages": 4, "page_size": 4, "num_kv_heads": 1}
+    if Kernels.load() is not None:
+        backend = create_backend("auto", head_dim=16, dtype=torch.float32, **shape)
+        assert isinstance(backend, NativeBackend)
+    for head_dim, dtype in ((20, torch.float32), (16, torch.bfloat16)):
+        backend = create_backend("cpu", head_dim=head_dim, dtype=dtype, **shape)
+        assert isinstance(backend, CpuBackend)
+    monkeypatch.setattr(Kernels, "load", lambda: None)
+    assert isinstance(create_backend("cpu", head_dim=16, dtype=torch.float32, **shape), CpuBackend)
 
 
 def test_buckets_hold_every_row_once_and_bound_the_padding() -> None:
