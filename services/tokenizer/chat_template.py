@@ -92,7 +92,7 @@ class ChatTemplate:
         """What the template sees, everything from the request marked."""
         messages = marking.mark([self._message(message) for message in conversation.messages])
         if conversation.continue_final_message:
-            _leave_open(messages)
+            messages[-1]["content"] = _left_open(conversation.messages[-1], messages[-1])
         return {
             **self._special_tokens,
             "tools": marking.mark(conversation.tools),
@@ -145,11 +145,11 @@ def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _leave_open(messages: list[dict[str, Any]]) -> None:
-    content = messages[-1].get("content")
-    if not isinstance(content, str):
+def _left_open(message: Mapping[str, Any], marked: Mapping[str, Any]) -> str:
+    """The final message's content with its end marked."""
+    if message.get("content") is None:
         raise InvalidRequest("the final message has no content to continue", param="messages")
-    messages[-1]["content"] = content + _END_OF_CONTENT
+    return f"{marked['content']}{_END_OF_CONTENT}"
 
 
 def _cut_open(rendered: str) -> str:
