@@ -98,8 +98,7 @@ class RowParallelLinear(Linear):
         reduce: bool = True,
     ) -> None:
         self._start, self._length = parallel.span(in_size, f"inputs of {name.rpartition('.')[2]}")
-        # The sum over ranks must hold the bias once.
-        super().__init__(self._length, out_size, bias=bias and parallel.rank == 0, dtype=dtype)
+        super().__init__(self._length, out_size, bias=bias, dtype=dtype)
         self._name = name
         self._shape = (out_size, in_size)
         self._parallel = parallel
@@ -112,6 +111,11 @@ class RowParallelLinear(Linear):
         if self.bias is not None:
             rows = self._shape[0]
             yield Shard(f"{self._name}.bias", (rows,), "bias", 0, rows)
+
+    def prepare(self) -> None:
+        super().prepare()
+        if self.bias is not None and self._parallel.rank > 0:
+            self.bias.zero_()  # the sum over the ranks must hold it once
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: [tokens, this rank's inputs] -> [tokens, out], whole on every rank."""
