@@ -100,6 +100,30 @@ def test_a_hub_id_offline_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "\n" not in str(caught.value)
 
 
+def test_a_download_reports_bytes_and_leaves_tensors_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    directory = write_directory(tmp_path / "snapshot", config=CONFIG)
+    asked: list[list[str]] = []
+
+    def snapshot_download(model: str, *, allow_patterns: list[str], tqdm_class: Any) -> str:
+        asked.append(allow_patterns)
+        with tqdm_class(total=10, unit="B") as bar, tqdm_class(total=2, unit="it") as files:
+            bar.update(10)
+            files.update(1)
+        return str(directory)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    monkeypatch.chdir(tmp_path)
+    seen: list[tuple[str, int, int]] = []
+    files = resolve("org/name", progress=lambda *news: seen.append(news), weights=False)
+    assert files == ModelFiles("hf", directory, "name")
+    assert seen[-1] == ("downloading", 10, 10)
+    assert {total for _, _, total in seen} == {10}
+    resolve("org/name")
+    assert ["*.safetensors" in patterns for patterns in asked] == [False, True]
+
+
 def test_end_ids_are_the_union_of_all_files(tmp_path: Path) -> None:
     directory = write_directory(
         tmp_path / "model",
