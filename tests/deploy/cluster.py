@@ -91,6 +91,17 @@ class Cluster:
     def helm(self, *arguments: str) -> str:
         return self._run([self._helm, *arguments, f"--namespace={NAMESPACE}"])
 
+    def install(self, release: str, *arguments: str) -> None:
+        """Installs the chart and waits until every pod is ready.
+
+        This API server knows no policy/v1 and no native grpc probes.
+        """
+        without = [f"--set={service}.podDisruptionBudget.enabled=false" for service in SERVICES]
+        if self._run([self._helm, "version", "--short"]).startswith("v4"):
+            without.append("--server-side=false")  # which its API server is too old for
+        waiting = ("--wait", "--timeout=90s", "--set=probes.type=http")
+        self.helm("install", release, str(CHART), *waiting, *without, *arguments)
+
     def client(self) -> httpx.AsyncClient:
         """A client with every right."""
         config = yaml.safe_load((self.directory / "kubeconfig").read_text())
@@ -259,9 +270,3 @@ class PlayedNode:
             pod.process.terminate()
         await pod.process.wait()
         await self._client.request("DELETE", f"{PODS}/{pod.name}", json={"gracePeriodSeconds": 0})
-
-
-def install_arguments(release: str, *sets: str) -> list[str]:
-    """Arguments of `helm install` for an API server that knows no policy/v1 and no grpc probes."""
-    without = [f"--set={s}.podDisruptionBudget.enabled=false" for s in SERVICES]
-    return [release, str(CHART), "--server-side=false", "--set=probes.type=http", *without, *sets]

@@ -19,7 +19,7 @@ import pytest
 
 from services.gateway.discovery.kubernetes import EndpointSlices, KubernetesApi, WatchTimes
 from tests.deploy.charts import CHART, NAMESPACE, find_helm
-from tests.deploy.cluster import Cluster, PlayedNode, install_arguments
+from tests.deploy.cluster import Cluster, PlayedNode
 from tests.gateway.discovery.fake_api import Json, endpoint, endpoint_slice
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
@@ -105,10 +105,8 @@ async def test_a_stream_survives_a_rolling_update(cluster: Cluster, tmp_path: Pa
     playing = asyncio.create_task(node.run())
     try:
         replicas = [f"--set={s}.replicas=1" for s in ("gateway", "tokenizer", "detokenizer")]
-        arguments = install_arguments(
-            "loop", *replicas, "--set=worker.replicas=2,drainSeconds=3", FAKE_MODEL
-        )
-        await asyncio.to_thread(cluster.helm, "install", *arguments, "--wait", "--timeout=90s")
+        scaled = "--set=worker.replicas=2,drainSeconds=3"
+        await asyncio.to_thread(cluster.install, "loop", *replicas, scaled, FAKE_MODEL)
         gateway = next(pod for pod in node.pods.values() if "gateway" in pod.name)
         url = f"http://{gateway.ip}:8000"
         async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client:
