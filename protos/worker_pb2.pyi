@@ -163,6 +163,7 @@ class StepFrame(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
+    STARTED_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Changes with every start of the engine."""
     step: _builtins.int
@@ -199,6 +200,10 @@ class StepFrame(_message.Message):
     def load(self) -> Global___Load:
         """How busy the engine is."""
 
+    @_builtins.property
+    def started(self) -> _containers.RepeatedCompositeFieldContainer[Global___Started]:
+        """Requests whose prompt began to be computed, before their first token."""
+
     def __init__(
         self,
         *,
@@ -212,14 +217,41 @@ class StepFrame(_message.Message):
         finished: _abc.Iterable[Global___Finished] | None = ...,
         logprobs: _abc.Iterable[Global___RowLogprobs] | None = ...,
         load: Global___Load | None = ...,
+        started: _abc.Iterable[Global___Started] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "counts", b"counts", "epoch", b"epoch", "finished", b"finished", "handles", b"handles", "load", b"load", "logprobs", b"logprobs", "rejected", b"rejected", "step", b"step", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "counts", b"counts", "epoch", b"epoch", "finished", b"finished", "handles", b"handles", "load", b"load", "logprobs", b"logprobs", "rejected", b"rejected", "started", b"started", "step", b"step", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepFrame: _TypeAlias = StepFrame  # noqa: Y015
+
+@_typing.final
+class Started(_message.Message):
+    """A request that left the queue for the first time on this worker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDLE_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    handle: _builtins.int
+    """Which request."""
+    cached_tokens: _builtins.int
+    """Tokens of its prompt that came from the prefix cache."""
+    def __init__(
+        self,
+        *,
+        handle: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "handle", b"handle"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Started: _TypeAlias = Started  # noqa: Y015
 
 @_typing.final
 class Rejected(_message.Message):
@@ -258,26 +290,22 @@ class Finished(_message.Message):
     HANDLE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
-    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """Which request."""
     reason: _common_pb2.FinishReason.ValueType
     """Why it ended. Never UNSPECIFIED."""
     stop_token_id: _builtins.int
     """The stop token that ended it, if one did."""
-    cached_tokens: _builtins.int
-    """Tokens of its prompt that came from the prefix cache."""
     def __init__(
         self,
         *,
         handle: _builtins.int = ...,
         reason: _common_pb2.FinishReason.ValueType = ...,
         stop_token_id: _builtins.int | None = ...,
-        cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "stop_token_id", b"stop_token_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "cached_tokens", b"cached_tokens", "handle", b"handle", "reason", b"reason", "stop_token_id", b"stop_token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "handle", b"handle", "reason", b"reason", "stop_token_id", b"stop_token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stop_token_id: _TypeAlias = _typing.Literal["stop_token_id"]  # noqa: Y015
     _WhichOneofArgType__stop_token_id: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id"]  # noqa: Y015

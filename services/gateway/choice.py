@@ -114,7 +114,7 @@ class Choice:
 
     def finish_at_length(self) -> None:
         """Every allowed id was emitted, though no worker lived to say so."""
-        self._end_ids(Finished("length", None, self.cached_tokens))
+        self._end_ids(Finished("length", None))
 
     def close(self) -> None:
         """Gives the choice up, at the worker and at the detokenizer."""
@@ -132,6 +132,10 @@ class Choice:
     def on_accepted(self) -> None:
         if self._accepted is not None and not self._accepted.done():
             self._accepted.set_result(None)
+
+    def on_started(self, cached_tokens: int) -> None:
+        if not self.ids:  # later it is a resume, whose hits are of the client's own making
+            self.cached_tokens = cached_tokens
 
     def on_rejected(self, error: ShoalError) -> None:
         self._submission = None
@@ -212,7 +216,6 @@ class Choice:
     def _end_ids(self, finished: Finished) -> None:
         self._submission = None
         self._finished = finished
-        self.cached_tokens = finished.cached_tokens
         if self._text is not None:
             self._text.end()
 

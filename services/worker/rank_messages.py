@@ -109,6 +109,8 @@ class StepMerger:
         self._frame.accepted.extend(output.accepted)
         for handle, error in output.rejected:
             self._frame.rejected.add(handle=handle, error=error_to_proto(error))
+        for handle, cached_tokens in output.started:
+            self._frame.started.add(handle=handle, cached_tokens=cached_tokens)
         for handle, token in output.tokens:
             self._tokens.setdefault(handle, []).append(token)
         for handle, prompt_entries in output.prompt_logprobs.items():
@@ -119,7 +121,6 @@ class StepMerger:
             finished = self._frame.finished.add(
                 handle=ended.handle,
                 reason=common_pb2.FinishReason.ValueType(int(ended.reason)),
-                cached_tokens=ended.cached_tokens,
             )
             if ended.stop_token_id is not None:
                 finished.stop_token_id = ended.stop_token_id

@@ -36,7 +36,6 @@ class Finished:
 
     reason: FinishReason
     stop_token_id: int | None
-    cached_tokens: int
 
 
 class TokenSink(Protocol):
@@ -46,6 +45,10 @@ class TokenSink(Protocol):
 
     def on_rejected(self, error: ShoalError) -> None:
         """Refused, or failed after it was accepted; nothing follows."""
+        ...
+
+    def on_started(self, cached_tokens: int) -> None:
+        """Its prompt is being computed; that many of the tokens were cached."""
         ...
 
     def on_prompt_logprobs(self, logprobs: Sequence[TokenLogprobs]) -> None: ...
@@ -143,6 +146,9 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
         for handle in step.accepted:
             if sink := self._handlers.get(handle):
                 sink.on_accepted()
+        for started in step.started:
+            if sink := self._handlers.get(started.handle):
+                sink.on_started(started.cached_tokens)
         logprobs = self._take_logprobs(step)
         finished = {row.handle: row for row in step.finished}
         for handle, token_ids in _rows(step).items():
@@ -169,7 +175,7 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
         del self._handlers[handle]
         stop_id = row.stop_token_id if row.HasField("stop_token_id") else None
         reason = _REASONS.get(row.reason, "abort")
-        sink.on_tokens(token_ids, logprobs, Finished(reason, stop_id, row.cached_tokens))
+        sink.on_tokens(token_ids, logprobs, Finished(reason, stop_id))
 
     def _take_logprobs(self, step: worker_pb2.StepFrame) -> dict[int, list[TokenLogprobs]]:
         """Log-probabilities by handle; those of prompts are handed on at once."""

@@ -50,7 +50,6 @@ class FinishedRequest:
     handle: int
     reason: FinishReason
     stop_token_id: int | None
-    cached_tokens: int
 
 
 @dataclass(slots=True)
@@ -59,6 +58,7 @@ class StepOutput:
 
     accepted: list[int] = field(default_factory=list)
     rejected: list[tuple[int, ShoalError]] = field(default_factory=list)
+    started: list[tuple[int, int]] = field(default_factory=list)  # (handle, cached tokens)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     tokens: list[tuple[int, int]] = field(default_factory=list)  # (handle, token id), in order
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
@@ -70,6 +70,7 @@ class StepOutput:
         return bool(
             self.accepted
             or self.rejected
+            or self.started
             or self.prompt_logprobs
             or self.tokens
             or self.finished

@@ -62,6 +62,7 @@ class Scheduler:
         self._requests: dict[int, Request] = {}  # live ones, by handle
         self._in_flight: deque[InFlight] = deque()
         self._admissions: list[Admission] = []  # of the batch being built
+        self._started: list[tuple[int, int]] = []  # in the batch being built, for the first time
         self._num_submitted = 0
         self._had_work = False  # when the last step ended
         self._queue_stuck = False  # the last schedule left somebody waiting
@@ -90,6 +91,7 @@ class Scheduler:
         assert rows is not None, "with nothing in flight somebody can always be preempted"
         if rows:
             self._launch(rows)
+        output.started, self._started = self._started, []
         self._process_in_flight(output, keep=1 if rows and self._overlap else 0)
         self._had_work = not self.idle
         return output
@@ -235,6 +237,7 @@ class Scheduler:
             request.cached_tokens = min(request.num_computed, len(request.prompt_ids) - 1)
             self.counters.num_prefix_query_tokens += len(request.prompt_ids)
             self.counters.num_prefix_hit_tokens += request.cached_tokens
+            self._started.append((request.handle, request.cached_tokens))
         return request
 
     # --- launch ---
@@ -314,9 +317,7 @@ class Scheduler:
     def _end(self, request: Request, reason: FinishReason, output: StepOutput) -> None:
         """Answers for a request and lets it go."""
         stop_id = request.output_ids[-1] if reason is FinishReason.STOP else None
-        output.finished.append(
-            FinishedRequest(request.handle, reason, stop_id, request.cached_tokens or 0)
-        )
+        output.finished.append(FinishedRequest(request.handle, reason, stop_id))
         del self._requests[request.handle]
         if request.state is State.WAITING:
             self._waiting.remove(request)

@@ -262,6 +262,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         position, sampling = running.position, running.submit.sampling
         token = EOS if position == self.eos_at else token_at(running.prompt_ids, position)
         running.position += 1
+        if position == 0:
+            frame.started.add(handle=handle, cached_tokens=len(running.prompt_ids))
         frame.handles.append(handle)
         frame.counts.append(1)
         frame.token_ids.append(token)
@@ -277,11 +279,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 handle=handle, reason=common_pb2.FINISH_REASON_STOP, stop_token_id=EOS
             )
         elif running.position >= sampling.max_tokens:
-            frame.finished.add(
-                handle=handle,
-                reason=common_pb2.FINISH_REASON_LENGTH,
-                cached_tokens=len(running.prompt_ids),
-            )
+            frame.finished.add(handle=handle, reason=common_pb2.FINISH_REASON_LENGTH)
         else:
             return True
         del self.running[handle]

@@ -98,6 +98,7 @@ class Client:
     accepted: bool = False
     error: ShoalError | None = None
     finished: FinishedRequest | None = None
+    cached_tokens: int | None = None  # set when it starts, once
 
     @property
     def ended(self) -> bool:
@@ -225,6 +226,9 @@ class Harness:
             self.clients[handle].tokens.append(token)
         for handle, entries in output.logprobs.items():
             self.clients[handle].logprobs += entries
+        for handle, cached_tokens in output.started:
+            assert self.clients[handle].cached_tokens is None
+            self.clients[handle].cached_tokens = cached_tokens
         for finished in output.finished:
             assert not self.clients[finished.handle].ended
             self.clients[finished.handle].finished = finished
