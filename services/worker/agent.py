@@ -1,73 +1,21 @@
-"""The pod's one map: which client's request is which in the engine.
+"""Sessions on one side, the engine on the other: what a worker pod does.
 
-Clients name their requests with handles of their own; the engine gets handles that
-are unique in it, and its frames go back under the clients' names. That map, the
-sessions and what the engine last said are all the state there is. The agent knows
-neither gRPC nor processes: it is given a way to send commands, and is told of events.
+The open sessions, the map of handles and what the engine last said are all the state
+there is. The agent knows neither gRPC nor processes: it is given a way to send
+commands, and is told of events.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 from protos import common_pb2, engine_pb2, worker_pb2
 from services.common.errors import InvalidRequest, ShoalError, Unavailable
-from services.common.rpc import Outbox
-from services.common.wire import error_to_proto
 from services.worker.metrics import WorkerMetrics
+from services.worker.sessions import HandleMap, Session
 
-MAX_HANDLE = (1 << 32) - 1
 RETRY_SECONDS = 1.0  # when a client may try again at a worker that loads or drains
-
-
-class Session:
-    """One client: what it calls its requests, and what it will be sent next."""
-
-    def __init__(self) -> None:
-        self.outbox = Outbox(worker_pb2.WorkerSessionResponse)
-        # Done when the worker ends the session: with a result to end it in order,
-        # with an exception to abort it.
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.engine_handles: dict[int, int] = {}  # the client's handle -> the engine's
-        self.names: dict[int, int] = {}  # the engine's handle -> the client's
-
-    def add(self, frame: worker_pb2.StepFrame) -> None:
-        """Merges a frame, under the client's names, into what is sent next."""
-        step = self.outbox.pending.step
-        digest = () if frame.load.prefix_digest else step.load.prefix_digest[:]
-        # Lists grow; the load is replaced, zeros included, which a merge would skip. Only
-        # its digest stays until there is a newer one: most frames come without.
-        step.ClearField("load")
-        step.MergeFrom(frame)
-        if digest:
-            step.load.prefix_digest.extend(digest)
-        self.outbox.notify()
-
-    def reject(self, handle: int, error: ShoalError) -> None:
-        self.outbox.pending.step.rejected.add(handle=handle, error=error_to_proto(error))
-        self.outbox.notify()
-
-    def end(self, error: ShoalError | None = None) -> None:
-        """Asks the session's stream to end; the first reason stands."""
-        if self.ended.done():
-            return
-        if error is None:
-            self.ended.set_result(None)
-        else:
-            self.ended.set_exception(error)
-            self.ended.exception()  # a stream that ended by itself reads it no more
-
-
-@dataclass(slots=True)
-class _Rows:
-    """One session's rows of a frame."""
-
-    handles: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
 
 
 class Agent:
@@ -89,9 +37,7 @@ class Agent:
         self._send = send
         self._metrics = metrics
         self._sessions: set[Session] = set()
-        self._owners: dict[int, Session] = {}  # the engine's handle -> whose it is
-        self._aborted: set[int] = set()  # engine handles whose rows nobody waits for
-        self._last_handle = 0
+        self._handles = HandleMap()
         self._last_frame = worker_pb2.StepFrame()
         self._flushes: list[asyncio.Future[int]] = []
         self._idle = asyncio.Event()
@@ -110,7 +56,7 @@ class Agent:
     @property
     def num_requests(self) -> int:
         """Requests that the engine has not ended yet."""
-        return len(self._owners)
+        return len(self._handles)
 
     # What clients do.
 
@@ -214,64 +160,15 @@ class Agent:
         self._last_frame = frame
         freed = [item.handle for item in frame.rejected]
         for item in frame.finished:
-            if item.handle in self._aborted:
+            if self._handles.is_given_up(item.handle):
                 item.reason = common_pb2.FINISH_REASON_ABORT  # its last rows were dropped
             self._metrics.finished(item.handle, item.reason)
             freed.append(item.handle)
-        self._deliver(frame)
+        self._handles.deliver(frame, self._sessions)
         for handle in freed:
             self._release(handle)
 
-    def _deliver(self, frame: worker_pb2.StepFrame) -> None:
-        if len(self._sessions) == 1 and not self._aborted:
-            (session,) = self._sessions
-            if _has_news(frame):
-                _rename(frame, session.names)
-                session.add(frame)
-            return  # without news, the session's heartbeat is enough
-        for session, part in self._split(frame).items():
-            part.epoch, part.step = frame.epoch, frame.step
-            part.load.CopyFrom(frame.load)
-            session.add(part)
-
-    def _split(self, frame: worker_pb2.StepFrame) -> dict[Session, worker_pb2.StepFrame]:
-        """Each open session's part of a frame, without the rows of aborted requests."""
-        parts = {session: worker_pb2.StepFrame() for session in self._sessions}
-        for session, rows in self._split_rows(frame).items():
-            parts[session].handles.extend(rows.handles)
-            parts[session].counts.extend(rows.counts)
-            parts[session].token_ids.extend(rows.token_ids)
-        for handle in frame.accepted:
-            session = self._owners[handle]
-            if session in parts:
-                parts[session].accepted.append(session.names[handle])
-        for group in ("rejected", "finished", "logprobs"):
-            for item in getattr(frame, group):
-                session = self._owners[item.handle]
-                if session in parts and not (group == "logprobs" and item.handle in self._aborted):
-                    copy = getattr(parts[session], group).add()
-                    copy.CopyFrom(item)
-                    copy.handle = session.names[item.handle]
-        to_all = bool(frame.load.prefix_digest)
-        return {session: part for session, part in parts.items() if to_all or part.ByteSize()}
-
-    def _split_rows(self, frame: worker_pb2.StepFrame) -> dict[Session, _Rows]:
-        """The rows by session, in plain lists: appending to a message's list is slow."""
-        parts: defaultdict[Session, _Rows] = defaultdict(_Rows)
-        owners, aborted = self._owners, self._aborted
-        token_ids = frame.token_ids[:]
-        start = 0
-        for handle, count in zip(frame.handles[:], frame.counts[:], strict=True):
-            if handle not in aborted:
-                session = owners[handle]
-                rows = parts[session]
-                rows.handles.append(session.names[handle])
-                rows.counts.append(count)
-                rows.token_ids += token_ids[start : start + count]
-            start += count
-        return parts
-
-    # The map.
+    # Requests.
 
     def _submit(
         self, session: Session, submit: worker_pb2.Submit, command: engine_pb2.EngineCommand
@@ -281,10 +178,7 @@ class Agent:
         elif not self.ready:
             error = Unavailable("the worker is draining", retry_after=RETRY_SECONDS)
         else:
-            handle = self._new_handle()
-            session.engine_handles[submit.handle] = handle
-            session.names[handle] = submit.handle
-            self._owners[handle] = session
+            handle = self._handles.claim(session, submit.handle)
             self._idle.clear()
             self._metrics.submitted(handle)
             command.submits.append(submit)
@@ -292,24 +186,15 @@ class Agent:
             return
         session.reject(submit.handle, error)
 
-    def _new_handle(self) -> int:
-        while True:
-            self._last_handle = self._last_handle % MAX_HANDLE + 1
-            if self._last_handle not in self._owners:
-                return self._last_handle
-
     def _abort(self, handle: int, command: engine_pb2.EngineCommand) -> None:
-        if handle not in self._aborted:
-            self._aborted.add(handle)
+        if self._handles.give_up(handle):
             self._metrics.aborted(handle)
             command.aborts.append(handle)
 
     def _release(self, handle: int) -> None:
-        session = self._owners.pop(handle)
-        del session.engine_handles[session.names.pop(handle)]
-        self._aborted.discard(handle)
+        self._handles.release(handle)
         self._metrics.forget(handle)
-        if not self._owners:
+        if not self._handles:
             self._idle.set()
 
     def _dispatch(self, command: engine_pb2.EngineCommand) -> None:
@@ -323,25 +208,3 @@ class Agent:
             message = f"the worker is loading: {self.progress.phase}"
             raise Unavailable(message, retry_after=RETRY_SECONDS)
         return self.info
-
-
-def _has_news(frame: worker_pb2.StepFrame) -> bool:
-    """A frame that a client waits for, or that tells it about the cache; most are."""
-    return bool(
-        frame.handles
-        or frame.accepted
-        or frame.rejected
-        or frame.finished
-        or frame.logprobs
-        or frame.load.prefix_digest
-    )
-
-
-def _rename(frame: worker_pb2.StepFrame, names: Mapping[int, int]) -> None:
-    """Puts the client's handles in place of the engine's, in every part of a frame."""
-    for handles in (frame.handles, frame.accepted):
-        if handles:
-            handles[:] = [names[handle] for handle in handles[:]]  # a copied list iterates faster
-    for group in (frame.rejected, frame.finished, frame.logprobs):
-        for item in group:
-            item.handle = names[item.handle]

@@ -15,7 +15,7 @@ from services.common.errors import Unavailable
 from services.common.rpc import PEER_TIMEOUT_SECONDS
 from services.common.wire import error_from_proto
 from services.worker.agent import Agent
-from services.worker.agent import Session as ClientSession
+from services.worker.sessions import Session as ClientSession
 
 _FLUSH_SECONDS = 1.0  # for the last messages of a session that ends in order
 _MAX_DEADLINE_MS = (1 << 32) - 1

@@ -17,6 +17,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -154,14 +155,14 @@ class Ranks:
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         if self._writer is not None and not self._stuck:
-            lost = self.lost.is_set()
-            grace = min(1.0, self._limits.exit) if lost else self._limits.exit
+            grace = self._limits.exit
+            if self.lost.is_set():
+                grace = min(1.0, grace)
             try:
                 async with asyncio.timeout(grace):
                     await self._exited.wait()
             except TimeoutError:
-                level = logging.INFO if lost else logging.WARNING
-                log.log(level, "the ranks did not exit in %g s and are killed", grace)
+                log.info("the ranks did not exit in %g s and are killed", grace)
         if not self._exited.is_set():
             # Ranks under torchrun lead sessions of their own; they die with torchrun.
             os.killpg(process.pid, signal.SIGKILL)
@@ -192,9 +193,10 @@ class Ranks:
         self._heard_at = asyncio.get_running_loop().time()
         self._phase_changed.set()
         try:
-            while True:
-                self._receive(await read_message(reader, engine_pb2.EngineEvent))
-        except (asyncio.IncompleteReadError, ConnectionError):
+            with suppress(asyncio.IncompleteReadError, ConnectionError):
+                while True:
+                    self._receive(await read_message(reader, engine_pb2.EngineEvent))
+        finally:
             self._lose()
 
     def _receive(self, event: engine_pb2.EngineEvent) -> None:

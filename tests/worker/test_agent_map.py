@@ -11,8 +11,9 @@ from prometheus_client import CollectorRegistry
 
 from protos import common_pb2, engine_pb2, worker_pb2
 from services.common.errors import Unavailable
-from services.worker.agent import Agent, Session
+from services.worker.agent import Agent
 from services.worker.metrics import MAX_SAMPLED, WorkerMetrics
+from services.worker.sessions import Session
 
 LABELS = {"model_name": "m"}
 

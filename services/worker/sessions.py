@@ -1,0 +1,187 @@
+"""Sessions, and the map from the engine's handles to theirs.
+
+Clients name their requests with handles of their own; the engine gets handles that
+are unique in it, and its frames are cut up and renamed for the sessions here. When a
+handle is claimed, given up or freed is the agent's decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from protos import worker_pb2
+from services.common.errors import ShoalError
+from services.common.rpc import Outbox
+from services.common.wire import error_to_proto
+
+MAX_HANDLE = (1 << 32) - 1
+
+
+class Session:
+    """One client: what it calls its requests, and what it will be sent next."""
+
+    def __init__(self) -> None:
+        self.outbox = Outbox(worker_pb2.WorkerSessionResponse)
+        # Done when the worker ends the session: with a result to end it in order,
+        # with an exception to abort it.
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.engine_handles: dict[int, int] = {}  # the client's handle -> the engine's
+        self.names: dict[int, int] = {}  # the engine's handle -> the client's
+
+    def add(self, frame: worker_pb2.StepFrame) -> None:
+        """Merges a frame, under the client's names, into what is sent next."""
+        step = self.outbox.pending.step
+        digest = () if frame.load.prefix_digest else step.load.prefix_digest[:]
+        # Lists grow; the load is replaced, zeros included, which a merge would skip. Only
+        # its digest stays until there is a newer one: most frames come without.
+        step.ClearField("load")
+        step.MergeFrom(frame)
+        if digest:
+            step.load.prefix_digest.extend(digest)
+        self.outbox.notify()
+
+    def reject(self, handle: int, error: ShoalError) -> None:
+        self.outbox.pending.step.rejected.add(handle=handle, error=error_to_proto(error))
+        self.outbox.notify()
+
+    def end(self, error: ShoalError | None = None) -> None:
+        """Asks the session's stream to end; the first reason stands."""
+        if self.ended.done():
+            return
+        if error is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(error)
+            self.ended.exception()  # a stream that ended by itself reads it no more
+
+
+@dataclass(slots=True)
+class _Rows:
+    """One session's rows of a frame."""
+
+    handles: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+
+
+class HandleMap:
+    """Whose each live request of the engine is, and which are given up."""
+
+    def __init__(self) -> None:
+        self._owners: dict[int, Session] = {}  # the engine's handle -> whose it is
+        self._aborted: set[int] = set()  # engine handles whose rows nobody waits for
+        self._last_handle = 0
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def claim(self, session: Session, name: int) -> int:
+        """A new engine handle for what the session calls `name`."""
+        handle = self._new_handle()
+        session.engine_handles[name] = handle
+        session.names[handle] = name
+        self._owners[handle] = session
+        return handle
+
+    def give_up(self, handle: int) -> bool:
+        """Drops the handle's rows from now on; False if they were dropped already."""
+        if handle in self._aborted:
+            return False
+        self._aborted.add(handle)
+        return True
+
+    def is_given_up(self, handle: int) -> bool:
+        return handle in self._aborted
+
+    def release(self, handle: int) -> None:
+        """Frees a handle that the engine has ended, on both sides."""
+        session = self._owners.pop(handle)
+        del session.engine_handles[session.names.pop(handle)]
+        self._aborted.discard(handle)
+
+    def deliver(self, frame: worker_pb2.StepFrame, sessions: Iterable[Session]) -> None:
+        """Adds to each open session its part of a frame, under its own names.
+
+        With one session and nothing given up the frame is renamed in place.
+        """
+        sessions = list(sessions)
+        if len(sessions) == 1 and not self._aborted:
+            if _has_news(frame):
+                _rename(frame, sessions[0].names)
+                sessions[0].add(frame)
+            return  # without news, the session's heartbeat is enough
+        for session, part in self._split(frame, sessions).items():
+            part.epoch, part.step = frame.epoch, frame.step
+            part.load.CopyFrom(frame.load)
+            session.add(part)
+
+    def _split(
+        self, frame: worker_pb2.StepFrame, sessions: list[Session]
+    ) -> dict[Session, worker_pb2.StepFrame]:
+        """Each open session's part of a frame, without the rows of aborted requests."""
+        parts = {session: worker_pb2.StepFrame() for session in sessions}
+        for session, rows in self._split_rows(frame).items():
+            parts[session].handles.extend(rows.handles)
+            parts[session].counts.extend(rows.counts)
+            parts[session].token_ids.extend(rows.token_ids)
+        for handle in frame.accepted:
+            session = self._owners[handle]
+            if session in parts:
+                parts[session].accepted.append(session.names[handle])
+        for group in ("rejected", "started", "finished", "logprobs"):
+            for item in getattr(frame, group):
+                session = self._owners[item.handle]
+                if session in parts and not (group == "logprobs" and item.handle in self._aborted):
+                    copy = getattr(parts[session], group).add()
+                    copy.CopyFrom(item)
+                    copy.handle = session.names[item.handle]
+        to_all = bool(frame.load.prefix_digest)
+        return {session: part for session, part in parts.items() if to_all or part.ByteSize()}
+
+    def _split_rows(self, frame: worker_pb2.StepFrame) -> dict[Session, _Rows]:
+        """The rows by session, in plain lists: appending to a message's list is slow."""
+        parts: defaultdict[Session, _Rows] = defaultdict(_Rows)
+        owners, aborted = self._owners, self._aborted
+        token_ids = frame.token_ids[:]
+        start = 0
+        for handle, count in zip(frame.handles[:], frame.counts[:], strict=True):
+            if handle not in aborted:
+                session = owners[handle]
+                rows = parts[session]
+                rows.handles.append(session.names[handle])
+                rows.counts.append(count)
+                rows.token_ids += token_ids[start : start + count]
+            start += count
+        return parts
+
+    def _new_handle(self) -> int:
+        while True:
+            self._last_handle = self._last_handle % MAX_HANDLE + 1
+            if self._last_handle not in self._owners:
+                return self._last_handle
+
+
+def _has_news(frame: worker_pb2.StepFrame) -> bool:
+    """A frame that a client waits for, or that tells it about the cache; most are."""
+    return bool(
+        frame.handles
+        or frame.accepted
+        or frame.rejected
+        or frame.started
+        or frame.finished
+        or frame.logprobs
+        or frame.load.prefix_digest
+    )
+
+
+def _rename(frame: worker_pb2.StepFrame, names: Mapping[int, int]) -> None:
+    """Puts the client's handles in place of the engine's, in every part of a frame."""
+    for handles in (frame.handles, frame.accepted):
+        if handles:
+            handles[:] = [names[handle] for handle in handles[:]]  # a copied list iterates faster
+    for group in (frame.rejected, frame.started, frame.finished, frame.logprobs):
+        for item in group:
+            item.handle = names[item.handle]
