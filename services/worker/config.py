@@ -58,11 +58,13 @@ class WorkerConfig:
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto",
-        "weights and activations; auto is float32 on a CPU and the model's own on a GPU",
+        "weights, activations and KV; auto is float32",
         group=_MODEL,
     )
-    attention_backend: Literal["auto", "cpu", "flashinfer", "torch_reference"] = option(
-        "auto", "attention kernels; auto is flashinfer on a GPU and cpu elsewhere", group=_MODEL
+    attention_backend: Literal["auto", "cpu", "torch_reference"] = option(
+        "auto",
+        "attention kernels; auto is cpu: native ones where a C++ compiler is, else torch's",
+        group=_MODEL,
     )
     max_model_len: int = option(
         0,
@@ -80,8 +82,7 @@ class WorkerConfig:
     )
     max_prefill_tokens: int = option(
         0,
-        "the most prompt tokens in one batch; longer prompts are cut into chunks (default: 512"
-        " on a CPU, 8192 on a GPU)",
+        "the most prompt tokens in one batch; longer prompts are cut into chunks (default: 512)",
         group=_SCHEDULE,
     )
     disable_overlap: bool = option(
@@ -93,10 +94,7 @@ class WorkerConfig:
     )
     page_size: int = option(16, "tokens a KV page: a power of two, 1 to 64", group=_CACHE)
     num_pages: int = option(
-        0, "KV pages; default: from --memory-ratio on a GPU, at most 4 GiB on a CPU", group=_CACHE
-    )
-    memory_ratio: float = option(
-        0.9, "share of GPU memory for weights and KV together", group=_CACHE
+        0, "KV pages; default: what a quarter of the memory holds, at most 4 GiB", group=_CACHE
     )
 
     tp: int = option(1, "tensor-parallel ranks", group=_PARALLEL)
@@ -113,5 +111,3 @@ class WorkerConfig:
         for name in ("num_pages", "max_model_len", "max_prefill_tokens", "num_threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name.replace('_', '-')} must not be negative")
-        if not 0 < self.memory_ratio <= 1:
-            raise ValueError("--memory-ratio must be above 0 and at most 1")

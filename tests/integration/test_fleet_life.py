@@ -194,7 +194,7 @@ def test_nothing_outlives_a_killed_supervisor() -> None:
         family = fleet.tree()
         assert len(family) >= 6  # supervisor, gateway, tokenizer, detokenizer, agent, rank
         fleet.process.kill()
-        gone, alive = psutil.wait_procs(family, timeout=10)
+        _, alive = psutil.wait_procs(family, timeout=10)
         assert not alive, [p.cmdline() for p in alive]
     finally:
         fleet.stop()

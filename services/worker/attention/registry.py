@@ -6,7 +6,6 @@ import logging
 
 import torch
 
-from services.common.errors import StartupError
 from services.worker.attention.base import AttentionBackend
 from services.worker.attention.cpu import CpuBackend
 from services.worker.attention.native import NativeBackend
@@ -15,15 +14,6 @@ from services.worker.attention.torch_reference import TorchReferenceBackend
 from services.worker.native.kernels import HEAD_DIMS, Kernels
 
 log = logging.getLogger(__name__)
-
-
-def check_backend(name: str) -> None:
-    """Raises StartupError if the backend cannot be had, before anything is loaded."""
-    if name not in ("auto", "cpu", "torch_reference"):
-        raise StartupError(
-            f"--attention-backend {name} is not in this version, which computes on CPUs;"
-            " choose cpu or torch_reference"
-        )
 
 
 def create_backend(
@@ -37,7 +27,6 @@ def create_backend(
     dtype: torch.dtype,
 ) -> AttentionBackend:
     """The backend over a new pool; auto is cpu, by native kernels where they can be had."""
-    check_backend(name)
     kernels = _kernels(head_dim, dtype) if name != "torch_reference" else None
     pool = KvPool.allocate(
         num_layers=num_layers,

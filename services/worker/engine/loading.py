@@ -14,7 +14,7 @@ from services.common.errors import StartupError
 from services.common.gguf_header import read_header
 from services.common.model_files import ModelFiles, ModelMetadata, read_json, read_metadata, resolve
 from services.worker.attention.base import AttentionBackend
-from services.worker.attention.registry import check_backend, create_backend
+from services.worker.attention.registry import create_backend
 from services.worker.config import WorkerConfig
 from services.worker.core import EngineInfo
 from services.worker.engine.capacity import memory_limit, num_pages
@@ -49,7 +49,6 @@ def load_model(
 
     Raises StartupError if the model cannot be served as configured.
     """
-    check_backend(config.attention_backend)
     files = resolve(config.model, progress=progress)
     if files.kind == "byte":
         raise StartupError("the model 'byte' has no weights; run it with --engine fake")

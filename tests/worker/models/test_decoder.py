@@ -133,12 +133,6 @@ def test_what_cannot_be_computed_is_refused_by_name(
         load(tmp_path)
 
 
-def test_flashinfer_is_refused(tmp_path: Path) -> None:
-    save_tiny(tmp_path)
-    with pytest.raises(StartupError, match="flashinfer is not in this version"):
-        load(tmp_path, attention_backend="flashinfer")
-
-
 def test_sliding_window_caps_the_context(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     save_tiny(tmp_path, "mistral", sliding_window=96)
     with caplog.at_level("INFO"):
