@@ -1,7 +1,7 @@
 """The draw of a token: top-k, top-p and min-p filters, then Gumbel noise.
 
 A filter keeps a prefix of the ids sorted by score, so only the likeliest few hundred
-are sorted; a row whose prefix may be longer is done again with the whole vocabulary.
+are sorted; a row whose prefix may be longer is done again with more of them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def draw_filtered(
     if count < vocab_size and (unsure := kept[:, -1]).any():
         # Every candidate was kept, so there may be more.
         rows = unsure.nonzero()[:, 0]
-        tokens[rows] = draw_filtered(logits[rows], params.select(rows), vocab_size)
+        tokens[rows] = draw_filtered(logits[rows], params.select(rows), candidates * 8)
     return tokens
 
 
