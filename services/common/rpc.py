@@ -26,10 +26,14 @@ log = logging.getLogger(__name__)
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # between Shoal's own services
 MAX_PUBLIC_MESSAGE_BYTES = 16 * 1024 * 1024  # from clients of the gateway
 
-# Each side of a session sends something at least this often. Every message wakes a dozen threads
-# of gRPC, so this is most of what an idle fleet costs: with 1 s, half as much CPU again.
+# Each side of a session sends something at least this often, and a peer that is silent for the
+# timeout is dead, even if TCP is up. A server beats faster while the session has work open, when
+# its death would hold somebody up. Every message wakes a dozen threads of gRPC, so the slow beat is
+# most of what an idle fleet costs.
 HEARTBEAT_SECONDS = 2.0
-PEER_TIMEOUT_SECONDS = 5.0  # a peer silent for this long is dead, even if TCP is up
+PEER_TIMEOUT_SECONDS = 5.0
+IDLE_HEARTBEAT_SECONDS = 4.0
+IDLE_PEER_TIMEOUT_SECONDS = 12.0
 
 _KEEPALIVE_MS = 20_000
 _MIN_PING_INTERVAL_MS = 10_000  # servers accept pings at twice the rate clients send them
@@ -123,12 +127,13 @@ class Outbox(Generic[M]):
 
     Callers change `pending` and call `notify`; neither ever waits. `run` writes
     `pending` whole and starts a new one, so whatever is added while a write is in
-    flight merges into the next message. After a second without news it writes an
-    empty message, the heartbeat.
+    flight merges into the next message. After a while without news, a shorter one
+    while `busy` says so, it writes an empty message, the heartbeat.
     """
 
-    def __init__(self, new: Callable[[], M]) -> None:
+    def __init__(self, new: Callable[[], M], *, busy: Callable[[], bool] = lambda: False) -> None:
         self._new = new
+        self._busy = busy
         self.pending: M = new()
         self._dirty = asyncio.Event()
         self._idle = asyncio.Event()
@@ -148,7 +153,8 @@ class Outbox(Generic[M]):
         while True:
             if not self._dirty.is_set():
                 try:
-                    async with asyncio.timeout(HEARTBEAT_SECONDS):
+                    beat = HEARTBEAT_SECONDS if self._busy() else IDLE_HEARTBEAT_SECONDS
+                    async with asyncio.timeout(beat):
                         await self._dirty.wait()
                 except TimeoutError:
                     await write(self._new())

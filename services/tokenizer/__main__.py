@@ -21,7 +21,7 @@ from protos import tokenizer_pb2, tokenizer_pb2_grpc
 from services.common import logs, process
 from services.common.admin import build_app, serve_admin
 from services.common.config import parse
-from services.common.rpc import PEER_TIMEOUT_SECONDS, Server
+from services.common.rpc import IDLE_PEER_TIMEOUT_SECONDS, Server
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.decode_servicer import DetokenizerServicer
 from services.tokenizer.detokenizer import TextDecoder
@@ -44,7 +44,7 @@ async def serve(
     role: Role,
     stop: asyncio.Event,
     *,
-    peer_timeout: float = PEER_TIMEOUT_SECONDS,
+    peer_timeout: float = IDLE_PEER_TIMEOUT_SECONDS,
 ) -> int:
     """Runs one of the services until `stop` is set and its work is done.
 

@@ -93,7 +93,9 @@ class _Session:
     def __init__(
         self, decoder: TextDecoder, sessions: Sessions, metrics: DetokenizerMetrics
     ) -> None:
-        self.outbox = Outbox(tokenizer_pb2.DetokenizerSessionResponse)
+        self.outbox = Outbox(
+            tokenizer_pb2.DetokenizerSessionResponse, busy=lambda: len(self._decoder) > 0
+        )
         self._decoder = decoder
         self._sessions = sessions
         self._metrics = metrics

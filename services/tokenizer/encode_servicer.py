@@ -113,7 +113,7 @@ class _Session:
     """One client's jobs."""
 
     def __init__(self, servicer: TokenizerServicer, sessions: Sessions) -> None:
-        self.outbox = Outbox(tokenizer_pb2.TokenizerSessionResponse)
+        self.outbox = Outbox(tokenizer_pb2.TokenizerSessionResponse, busy=lambda: bool(self._jobs))
         self._servicer = servicer
         self._sessions = sessions
         self._jobs: dict[int, asyncio.Task[tokenizer_pb2.EncodeResponse]] = {}

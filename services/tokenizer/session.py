@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from services.common.errors import Unavailable
-from services.common.rpc import PEER_TIMEOUT_SECONDS, Outbox
+from services.common.rpc import IDLE_PEER_TIMEOUT_SECONDS, Outbox
 
 _FLUSH_SECONDS = 1.0  # for the last messages of a session that ends in order
 
@@ -28,7 +28,7 @@ class Sessions:
     While it drains, what still arrives is done: it was sent before the client knew.
     """
 
-    def __init__(self, *, peer_timeout: float = PEER_TIMEOUT_SECONDS) -> None:
+    def __init__(self, *, peer_timeout: float = IDLE_PEER_TIMEOUT_SECONDS) -> None:
         self.peer_timeout = peer_timeout
         self.draining = False
         self.work = 0  # jobs or open texts

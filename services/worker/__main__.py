@@ -17,7 +17,7 @@ from protos import worker_pb2_grpc
 from services.common import logs, process
 from services.common.admin import build_app, serve_admin
 from services.common.config import parse
-from services.common.rpc import PEER_TIMEOUT_SECONDS, Server
+from services.common.rpc import IDLE_PEER_TIMEOUT_SECONDS, Server
 from services.worker.agent import Agent
 from services.worker.config import WorkerConfig
 from services.worker.metrics import WorkerMetrics
@@ -35,7 +35,7 @@ async def serve(
     *,
     limits: Limits | None = None,
     rank_module: str = RANK_MODULE,
-    peer_timeout: float = PEER_TIMEOUT_SECONDS,
+    peer_timeout: float = IDLE_PEER_TIMEOUT_SECONDS,
 ) -> int:
     """Runs a worker until `stop` is set or its engine is lost; returns the exit status."""
     registry = CollectorRegistry()

@@ -12,7 +12,7 @@ from typing import Any
 
 from protos import worker_pb2, worker_pb2_grpc
 from services.common.errors import Unavailable
-from services.common.rpc import PEER_TIMEOUT_SECONDS
+from services.common.rpc import IDLE_PEER_TIMEOUT_SECONDS
 from services.common.wire import error_from_proto
 from services.worker.agent import Agent
 from services.worker.sessions import Session as ClientSession
@@ -24,7 +24,7 @@ _MAX_DEADLINE_MS = (1 << 32) - 1
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     """The worker's RPCs; raises ShoalError, which the server's interceptor maps."""
 
-    def __init__(self, agent: Agent, *, peer_timeout: float = PEER_TIMEOUT_SECONDS) -> None:
+    def __init__(self, agent: Agent, *, peer_timeout: float = IDLE_PEER_TIMEOUT_SECONDS) -> None:
         self._agent = agent
         self._peer_timeout = peer_timeout
 

@@ -24,7 +24,7 @@ class Session:
     """One client: what it calls its requests, and what it will be sent next."""
 
     def __init__(self) -> None:
-        self.outbox = Outbox(worker_pb2.WorkerSessionResponse)
+        self.outbox = Outbox(worker_pb2.WorkerSessionResponse, busy=lambda: bool(self.names))
         # Done when the worker ends the session: with a result to end it in order,
         # with an exception to abort it.
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -84,7 +84,7 @@ async def test_flushed_waits_for_everything_added() -> None:
 
 
 async def test_silence_makes_a_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc, "HEARTBEAT_SECONDS", 0.01)
+    monkeypatch.setattr(rpc, "IDLE_HEARTBEAT_SECONDS", 0.01)
     outbox, wire = Outbox(Request), Wire()
     async with running(outbox, wire):
         assert await wire.written.get() == []
@@ -93,6 +93,13 @@ async def test_silence_makes_a_heartbeat(monkeypatch: pytest.MonkeyPatch) -> Non
         while (message := await wire.written.get()) == []:
             pass
         assert message == [5]
+
+
+async def test_a_busy_session_beats_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc, "HEARTBEAT_SECONDS", 0.01)
+    outbox, wire = Outbox(Request, busy=lambda: True), Wire()
+    async with running(outbox, wire):
+        assert await wire.written.get() == []
 
 
 async def test_a_broken_wire_ends_the_writer() -> None:

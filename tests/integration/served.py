@@ -106,6 +106,18 @@ class ServedFleet:
                     sums[name] = sums.get(name, 0.0) + float(value)
         return sums
 
+    def total(self, role: str, name: str, **labels: str) -> float:
+        """One metric summed over a role's instances and over the labels not given."""
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        metrics = self.metrics(role)
+        values = [
+            value
+            for key, value in metrics.items()
+            if key.partition("{")[0] == name and all(label in key for label in wanted)
+        ]
+        assert values, f"{role} has no metric {name} {labels}: {sorted(metrics)}"
+        return sum(values)
+
     def _metric_pages(self, role: str) -> Iterable[str]:
         if role == "gateway":
             yield httpx.get(f"{self.url}/metrics", timeout=10).text

@@ -13,7 +13,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.common.process import child_environment
-from services.common.rpc import PEER_TIMEOUT_SECONDS, open_channel
+from services.common.rpc import IDLE_PEER_TIMEOUT_SECONDS, open_channel
 from services.tokenizer.__main__ import Role, serve
 from services.tokenizer.config import TokenizerConfig
 
@@ -34,7 +34,7 @@ async def running(
     *,
     model: str = "byte",
     drain_timeout: float = 10.0,
-    peer_timeout: float = PEER_TIMEOUT_SECONDS,
+    peer_timeout: float = IDLE_PEER_TIMEOUT_SECONDS,
 ) -> AsyncIterator[Service]:
     """One of the services, ready."""
     config = TokenizerConfig(

@@ -140,7 +140,7 @@ async def test_cancelled_jobs_are_not_answered(service: Service) -> None:
 async def test_a_silent_client_is_dropped_and_a_heartbeat_keeps_it(tmp_path: Path) -> None:
     async with running("tokenizer", tmp_path, peer_timeout=2.5) as service:
         silent, lively = session(service), session(service)
-        heartbeats = asyncio.create_task(Outbox(Request).run(lively.write))
+        heartbeats = asyncio.create_task(Outbox(Request, busy=lambda: True).run(lively.write))
         await read(silent)
         await read(lively)
         with pytest.raises(grpc.aio.AioRpcError, match="silent") as caught:

@@ -32,6 +32,7 @@ from services.common.errors import (
 log = logging.getLogger(__name__)
 
 _MAX_HANDLE = 1 << 31
+_WATCH_SECONDS = 1.0
 # A watchdog that wakes this late was not running: the silence was ours, not the peer's.
 _STALL_SECONDS = 1.0
 
@@ -40,7 +41,8 @@ _STALL_SECONDS = 1.0
 class SessionTimes:
     """How patient a session is, in seconds."""
 
-    peer_timeout: float = rpc.PEER_TIMEOUT_SECONDS
+    peer_timeout: float = rpc.PEER_TIMEOUT_SECONDS  # with handles open
+    idle_peer_timeout: float = rpc.IDLE_PEER_TIMEOUT_SECONDS
     min_backoff: float = 0.1
     max_backoff: float = 2.0
 
@@ -72,6 +74,7 @@ class Peer(ABC, Generic[Q, A, H]):
         self._draining = False
         self._was_ready = False
         self._last_heard = 0.0
+        self._busy_since = 0.0  # when the first of the open handles was opened
 
     @property
     def ready(self) -> bool:
@@ -133,13 +136,21 @@ class Peer(ABC, Generic[Q, A, H]):
     async def _watch(self) -> None:
         """Raises PeerLost once the peer has been silent for too long."""
         loop = asyncio.get_running_loop()
-        timeout = self._times.peer_timeout
-        while (left := self._last_heard + timeout - loop.time()) > 0:
-            wake_at = loop.time() + left
-            await asyncio.sleep(left)
+        while (left := self._silence_ends() - loop.time()) > 0:
+            pause = min(left, _WATCH_SECONDS)  # the end moves when a handle is opened
+            wake_at = loop.time() + pause
+            await asyncio.sleep(pause)
             if loop.time() - wake_at > _STALL_SECONDS:
                 self._last_heard = loop.time()
-        raise PeerLost(f"{self._name} was silent for {timeout:g} seconds")
+        raise PeerLost(f"{self._name} was silent for too long")
+
+    def _silence_ends(self) -> float:
+        """When the peer is dead if nothing is heard of it; an idle peer beats more slowly."""
+        idle_end = self._last_heard + self._times.idle_peer_timeout
+        if not self._handlers:
+            return idle_end
+        busy_end = max(self._last_heard, self._busy_since) + self._times.peer_timeout
+        return min(busy_end, idle_end)
 
     def _reason(self, done: set[asyncio.Task[None]]) -> PeerLost:
         # A task that counts as cancelled heard the peer's CANCELLED: an end like any other.
@@ -186,6 +197,8 @@ class Peer(ABC, Generic[Q, A, H]):
             raise PeerLost(f"{self._name} is not connected")
         while self._next_handle in self._handlers:
             self._next_handle = self._next_handle % _MAX_HANDLE + 1
+        if not self._handlers:
+            self._busy_since = asyncio.get_running_loop().time()
         handle = self._next_handle
         self._next_handle = handle % _MAX_HANDLE + 1
         self._handlers[handle] = handler
