@@ -155,7 +155,7 @@ def test_an_idle_fleet_uses_no_cpu(fleet: ServedFleet) -> None:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """CPU time of a process's live threads, to the nanosecond; times(2) counts in ticks of 10 ms."""
+    """CPU time of a process's threads, to the nanosecond; times(2) counts in ticks of 10 ms."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
