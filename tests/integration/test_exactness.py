@@ -113,9 +113,11 @@ class Judge:
         self._prompts = prompts
         self._seen: set[tuple[int, tuple[int, ...]]] = set()
 
-    def check(self, label: str, outputs: list[list[int]]) -> None:
+    def check(self, label: str, outputs: list[list[int]], stride: int = 1) -> None:
+        """Checks the outputs of every `stride`-th prompt."""
         partings = 0
-        for number, output in enumerate(outputs):
+        for place, output in enumerate(outputs):
+            number = place * stride
             if (number, tuple(output)) not in self._seen:
                 self._seen.add((number, tuple(output)))
                 partings += self._check_one(f"{label}: prompt {number}", number, output)
@@ -152,8 +154,8 @@ async def test_greedy_equals_transformers(
             together = await asyncio.gather(*(_complete(client, ids) for ids in prompt_ids))
             judge.check(label, list(together))
         await client.post("/flush_cache")
-        for label in ("alone, cold", "alone, warm"):
-            judge.check(label, [await _complete(client, ids) for ids in prompt_ids])
+        judge.check("alone, cold", [await _complete(client, ids) for ids in prompt_ids])
+        judge.check("alone, warm", [await _complete(client, ids) for ids in prompt_ids[::4]], 4)
 
 
 @pytest.mark.skipif(not os.environ.get("SHOAL_FULL"), reason="SHOAL_FULL=1 runs it: two minutes")

@@ -23,18 +23,21 @@ def test_steps_run_in_order_and_launch_does_not_wait() -> None:
         gate.wait()
         return StepResult(np.array([batch.step], np.int32))
 
-    thread = EngineThread(step, "test")
-    pending = [thread.launch(make_batch(number)) for number in range(5)]
+    thread = EngineThread("test")
+    pending = [thread.launch(step, make_batch(number)) for number in range(5)]
     gate.set()
     assert [int(p.result().token_ids[0]) for p in pending] == list(range(5))
     thread.close()
 
 
 def test_idle_time_is_what_passed_with_nothing_queued() -> None:
-    thread = EngineThread(lambda batch: StepResult(np.array([], np.int32)), "test")
-    first = thread.launch(make_batch(1)).result()
+    def step(batch: Batch) -> StepResult:
+        return StepResult(np.array([], np.int32))
+
+    thread = EngineThread("test")
+    first = thread.launch(step, make_batch(1)).result()
     threading.Event().wait(0.05)
-    second = thread.launch(make_batch(2)).result()
+    second = thread.launch(step, make_batch(2)).result()
     assert second.idle >= 0.05
     assert first.duration >= 0
     thread.close()
@@ -47,10 +50,22 @@ def test_after_a_failure_every_later_step_raises_it() -> None:
         runs.append(batch.step)
         raise RuntimeError("broken")
 
-    thread = EngineThread(step, "test")
-    pending = [thread.launch(make_batch(number)) for number in range(3)]
+    thread = EngineThread("test")
+    pending = [thread.launch(step, make_batch(number)) for number in range(3)]
     for step_ in pending:
         with pytest.raises(RuntimeError, match="broken"):
             step_.result()
     thread.close()
     assert runs == [0]
+
+
+def test_a_call_runs_on_the_thread_and_passes_on_its_outcome() -> None:
+    def fail() -> None:
+        raise ValueError("no such model")
+
+    thread = EngineThread("test")
+    assert thread.call(lambda: threading.current_thread().name) == "test"
+    with pytest.raises(ValueError, match="no such model"):
+        thread.call(fail)
+    assert thread.call(lambda: 3) == 3  # an error of a call is the caller's alone
+    thread.close()

@@ -234,14 +234,14 @@ class FakeEngine:
         self._info = info
         self._model = FakeModel(info, num_slots, allowed)
         self._step_time = step_time
-        self._thread = EngineThread(self._step, "fake-engine")
+        self._thread = EngineThread("fake-engine")
 
     @property
     def info(self) -> EngineInfo:
         return self._info
 
     def launch(self, batch: Batch) -> PendingStep:
-        return self._thread.launch(batch)
+        return self._thread.launch(self._step, batch)
 
     def close(self) -> None:
         self._thread.close()

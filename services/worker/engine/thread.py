@@ -10,27 +10,48 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
 
 from services.worker.core import Batch, StepResult
 
+T = TypeVar("T")
+
 
 class EngineThread:
-    """Runs `step` on each launched batch, in the order of the launches, on one daemon thread.
+    """Runs each launched batch's step, in the order of the launches, on one daemon thread.
 
     The results carry `duration`, the time the step took, and `idle`, the time for which
     the thread had nothing to run before it. After a step that raised, every later one
     raises the same error: the state it left behind is not to be computed with.
     """
 
-    def __init__(self, step: Callable[[Batch], StepResult], name: str) -> None:
-        self._step = step
-        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+    def __init__(self, name: str) -> None:
+        self._queue: queue.SimpleQueue[_Job | Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def launch(self, batch: Batch) -> _Job:
+    def call(self, function: Callable[[], T]) -> T:
+        """Runs a function on the thread and waits for it. Raises what it raised.
+
+        What computes in parallel belongs here from the start: OpenMP keeps a pool for every
+        thread that ever did, and with more pooled threads than cores GNU's runtime stops
+        spinning between operations, which doubled the time of a decode step.
+        """
+        outcome: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                outcome.set_result(function())
+            except BaseException as error:  # raised again below, in the caller's thread
+                outcome.set_exception(error)
+
+        self._queue.put(run)
+        return outcome.result()
+
+    def launch(self, step: Callable[[Batch], StepResult], batch: Batch) -> _Job:
         """Queues a step and returns at once."""
-        job = _Job(batch)
+        job = _Job(step, batch)
         self._queue.put(job)
         return job
 
@@ -43,10 +64,14 @@ class EngineThread:
         failure: BaseException | None = None
         ended = time.perf_counter()
         while (job := self._queue.get()) is not None:
+            if not isinstance(job, _Job):
+                job()
+                ended = time.perf_counter()
+                continue
             started = time.perf_counter()
             if failure is None:
                 try:
-                    job.value = self._step(job.batch)
+                    job.value = job.step(job.batch)
                 except BaseException as error:  # raised again by result(), in the caller's thread
                     failure = error
             idle, ended = started - ended, time.perf_counter()
@@ -56,7 +81,8 @@ class EngineThread:
 class _Job:
     """A launched step (`services.worker.core.PendingStep`)."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, step: Callable[[Batch], StepResult], batch: Batch) -> None:
+        self.step = step
         self.batch = batch
         self.value: StepResult | None = None
         self._failure: BaseException | None = None

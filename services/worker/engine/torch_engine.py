@@ -31,6 +31,17 @@ def load(config: WorkerConfig, progress: Callable[[str, int, int], None]) -> Eng
 
     Raises StartupError if the model cannot be served as configured.
     """
+    thread = EngineThread("torch-engine")
+    try:
+        return thread.call(lambda: _load(config, progress, thread))
+    except BaseException:
+        thread.close()
+        raise
+
+
+def _load(
+    config: WorkerConfig, progress: Callable[[str, int, int], None], thread: EngineThread
+) -> TorchEngine:
     set_threads(config)
     with ExitStack() as resources:
         parallel, leader = Parallel(), None
@@ -48,23 +59,26 @@ def load(config: WorkerConfig, progress: Callable[[str, int, int], None]) -> Eng
         steps.step(_warm_up_batch(loaded.info))
         log.info("first step took %.0f ms", (time.perf_counter() - started) * 1000)
         progress("warming up", 1, 1)
-        return TorchEngine(loaded.info, steps, resources.pop_all())
+        return TorchEngine(loaded.info, steps, thread, resources.pop_all())
 
 
 class TorchEngine:
     """`services.worker.core.Engine` on this machine's processor."""
 
-    def __init__(self, info: EngineInfo, steps: StepRunner, resources: ExitStack) -> None:
+    def __init__(
+        self, info: EngineInfo, steps: StepRunner, thread: EngineThread, resources: ExitStack
+    ) -> None:
         self._info = info
+        self._steps = steps
+        self._thread = thread
         self._resources = resources
-        self._thread = EngineThread(steps.step, "torch-engine")
 
     @property
     def info(self) -> EngineInfo:
         return self._info
 
     def launch(self, batch: Batch) -> PendingStep:
-        return self._thread.launch(batch)
+        return self._thread.launch(self._steps.step, batch)
 
     def close(self) -> None:
         """Waits for launched steps, then lets the other ranks go."""
