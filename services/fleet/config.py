@@ -6,10 +6,10 @@ starts a process.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from services.common.config import borrow, option, share
+from services.common.cores import available_cores
 from services.gateway.config import GatewayConfig
 from services.tokenizer.config import TokenizerConfig
 from services.worker.config import WorkerConfig
@@ -84,7 +84,7 @@ class FleetConfig:
             self,
             address=address,
             admin_address=admin_address,
-            num_threads=max(1, _available_cores() // ranks),
+            num_threads=max(1, available_cores() // ranks),
         )
 
     def tokenizer(self, address: str, admin_address: str) -> TokenizerConfig:
@@ -102,9 +102,3 @@ class FleetConfig:
             tokenizer_addresses=tuple(tokenizers),
             detokenizer_addresses=tuple(detokenizers),
         )
-
-
-def _available_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
 from services.common.config import option
+from services.common.cores import available_cores
 
 _SERVER = "server"
 _MODEL = "model"
@@ -111,3 +113,16 @@ class WorkerConfig:
         for name in ("num_pages", "max_model_len", "max_prefill_tokens", "num_threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name.replace('_', '-')} must not be negative")
+
+
+def num_threads(config: WorkerConfig) -> int:
+    """CPU threads a rank: the flag, else OMP_NUM_THREADS, else the cores over the ranks.
+
+    The agent gives its ranks their number in OMP_NUM_THREADS.
+    """
+    if config.num_threads:
+        return config.num_threads
+    inherited = os.environ.get("OMP_NUM_THREADS", "")
+    if inherited.isdigit() and int(inherited) > 0:
+        return int(inherited)
+    return max(1, available_cores() // config.tp)

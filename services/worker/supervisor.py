@@ -10,7 +10,6 @@ import asyncio
 import dataclasses
 import json
 import logging
-import math
 import os
 import shutil
 import signal
@@ -24,7 +23,7 @@ from types import TracebackType
 
 from protos import engine_pb2
 from services.common.process import child_environment
-from services.worker.config import WorkerConfig
+from services.worker.config import WorkerConfig, num_threads
 from services.worker.framing import read_message, write_message
 
 log = logging.getLogger(__name__)
@@ -165,7 +164,8 @@ class Ranks:
                 log.info("the ranks did not exit in %g s and are killed", grace)
         if not self._exited.is_set():
             # Ranks under torchrun lead sessions of their own; they die with torchrun.
-            os.killpg(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has just ended by itself
+                os.killpg(process.pid, signal.SIGKILL)
             await self._exited.wait()
 
     def _command(self) -> list[str]:
@@ -246,25 +246,3 @@ class Ranks:
         else:
             self._stuck = f"the engine gave no sign of life for {seconds} s"
         self._lose()
-
-
-def num_threads(config: WorkerConfig) -> int:
-    """CPU threads a rank: the flag, else OMP_NUM_THREADS, else the cores over the ranks."""
-    if config.num_threads:
-        return config.num_threads
-    inherited = os.environ.get("OMP_NUM_THREADS", "")
-    if inherited.isdigit() and int(inherited) > 0:
-        return int(inherited)
-    return max(1, available_cores() // config.tp)
-
-
-def available_cores(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Cores this process may use: its affinity mask, cut by the cgroup's CPU quota."""
-    cores = len(os.sched_getaffinity(0))
-    try:
-        quota, _, period = cpu_max.read_text().strip().partition(" ")
-    except OSError:
-        return cores  # no cgroup v2
-    if quota == "max":
-        return cores
-    return max(1, min(cores, math.ceil(int(quota) / int(period or 100_000))))

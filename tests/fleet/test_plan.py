@@ -57,7 +57,7 @@ def test_the_promised_flags_exist(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_each_service_gets_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_config, "_available_cores", lambda: 8)
+    monkeypatch.setattr(fleet_config, "available_cores", lambda: 8)
     config = FleetConfig(
         model="m.gguf", workers=2, tokenizers=1, detokenizers=2, tp=2, page_size=1, port=0,
         schedule="decode-first", disable_overlap=True, grpc_port=-1, log_format="json",
@@ -96,7 +96,7 @@ def test_each_service_gets_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_core_is_never_divided_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_config, "_available_cores", lambda: 2)
+    monkeypatch.setattr(fleet_config, "available_cores", lambda: 2)
     *_, worker = plan_fleet(FleetConfig(workers=3), RUN)
     assert "--num-threads=1" in worker.command
 

@@ -11,8 +11,6 @@ import grpc.aio
 import psutil
 import pytest
 
-from services.worker.config import WorkerConfig
-from services.worker.supervisor import available_cores, num_threads
 from tests.worker.agent_client import SCRIPTED, AgentProcess, agent, session
 
 pytestmark = pytest.mark.integration
@@ -113,23 +111,3 @@ _QUICK_EXIT = {"rank_module": SCRIPTED, "limits": {"exit": 1.0}}
 
 def _rank(process: psutil.Process) -> str | None:
     return process.environ().get("RANK")
-
-
-def test_threads_come_from_the_flag_then_the_environment_then_the_cores(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert num_threads(WorkerConfig(num_threads=5)) == 5
-    assert num_threads(WorkerConfig()) == 3
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    assert num_threads(WorkerConfig(tp=1 << 20)) == 1
-    assert num_threads(WorkerConfig()) == available_cores()
-
-
-def test_a_cpu_quota_limits_the_cores(tmp_path: Path) -> None:
-    cpu_max = tmp_path / "cpu.max"
-    cpu_max.write_text("50000 100000\n")
-    assert available_cores(cpu_max) == 1
-    cpu_max.write_text("max 100000\n")
-    without_quota = available_cores(cpu_max)
-    assert without_quota == available_cores(tmp_path / "absent")

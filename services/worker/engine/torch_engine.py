@@ -6,7 +6,6 @@ With tensor parallelism, each step is first told to the other ranks, which follo
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,7 +13,7 @@ from contextlib import ExitStack
 import numpy as np
 import torch
 
-from services.worker.config import WorkerConfig
+from services.worker.config import WorkerConfig, num_threads
 from services.worker.core import Batch, Engine, EngineInfo, PendingStep
 from services.worker.engine.group import Leader, join_group
 from services.worker.engine.loading import load_model
@@ -88,8 +87,7 @@ class TorchEngine:
 
 def set_threads(config: WorkerConfig) -> None:
     """Gives this rank its share of the cores."""
-    cores = len(os.sched_getaffinity(0))
-    torch.set_num_threads(config.num_threads or max(1, cores // config.tp))
+    torch.set_num_threads(num_threads(config))
 
 
 def _warm_up_batch(info: EngineInfo) -> Batch:
