@@ -8,7 +8,7 @@ another instance. Knows nothing of what comes before: prompts, models, routes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -156,24 +156,23 @@ class LiveGeneration:
             choice.finish_at_length()
         else:
             assert self._placement is not None, "it placed the choice"
-            self._begin_move(self._placement.resume(choice))
+            self._begin_move(self._placement.resume, choice)
 
     def on_decoder_lost(self, choice: Choice) -> None:
         assert self._placement is not None, "it opened the text"
-        self._begin_move(self._placement.redecode(choice))
+        self._begin_move(self._placement.redecode, choice)
 
-    async def _move(self, move: Awaitable[None]) -> None:
+    async def _move(self, move: Callable[[Choice], Awaitable[None]], choice: Choice) -> None:
         try:
-            await move
+            await move(choice)
         except ShoalError as error:
             self.fail(error)
 
-    def _begin_move(self, move: Coroutine[None, None, None]) -> None:
+    def _begin_move(self, move: Callable[[Choice], Awaitable[None]], choice: Choice) -> None:
         """Moves a choice to another instance meanwhile, or fails the request."""
         if self._closed or self._error is not None:
-            move.close()
             return
-        task = asyncio.create_task(self._move(move))
+        task = asyncio.create_task(self._move(move, choice))
         self._moves.add(task)
         task.add_done_callback(self._moves.discard)
 

@@ -113,6 +113,14 @@ async def test_the_budget_ends_in_one_error(tmp_path: Path) -> None:
         rig.assert_nothing_left()
 
 
+async def test_a_request_given_up_in_the_moment_of_a_loss_moves_nowhere(rig: Rig) -> None:
+    generation = await rig.core.start(request(max_tokens=900))
+    (choice,) = generation._choices
+    generation.on_worker_lost(choice)
+    await generation.aclose()  # before the move has begun; a coroutine left behind would warn
+    await rig.settled()
+
+
 async def test_a_worker_that_hands_its_requests_back_is_left(tmp_path: Path) -> None:
     """A request rejected as UNAVAILABLE, or ended as aborted, goes on elsewhere."""
     async with make_rig(tmp_path, workers=2) as rig:
