@@ -98,9 +98,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             if step.finished:
                 response.finished.CopyFrom(step.finished[0])
                 response.finished.handle = 0
-                session.end()
             if response.ByteSize():
                 await context.write(response)
+            if step.finished:
+                session.end()  # once it is written: a slow client may take its time
 
         self._agent.receive(session, worker_pb2.WorkerSessionRequest(submits=[submit]))
         await self._serve(session, session.outbox.run(write))
