@@ -137,6 +137,8 @@ class Service:
             self.spec.command, self._environment, out=self._on_stdout, err=self._on_stderr
         )
         self._child, self.pid = child, child.pid
+        if self._stopping.is_set():  # while it was being started, with nobody to tell
+            child.kill()
         self._on_change()
         ended = asyncio.create_task(child.wait())
         probe = asyncio.create_task(self._follow())

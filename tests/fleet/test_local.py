@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from services.common.errors import StartupError
 from services.fleet.config import FleetConfig
 from services.fleet.local import LocalFleet
 from services.fleet.plan import ServiceSpec
-from services.fleet.service import Service
+from services.fleet.service import Progress, Service
 from tests.fleet import scripted
 
 
@@ -119,6 +119,25 @@ async def test_a_service_that_will_not_stop_is_killed(config: FleetConfig) -> No
     fleet = LocalFleet(replace(config, drain_timeout=0.1), plan=plan, stop_margin=0.1)
     await fleet.start()
     await fleet.stop()
+    assert not psutil.Process().children()
+
+
+async def test_a_service_stopped_while_it_is_being_started_is_not_left_running() -> None:
+    class NoProbe:
+        async def watch(self, service: Service) -> AsyncIterator[Progress]:
+            await asyncio.Event().wait()
+            yield Progress(ready=True)
+
+    begins = asyncio.Event()
+    command = (sys.executable, "-c", "import time; time.sleep(600)")
+    spec = ServiceSpec("worker-0", "worker", command, "", "")
+    service = Service(spec, NoProbe(), dict(os.environ), on_change=begins.set)
+    running = asyncio.create_task(service.run())
+    await begins.wait()  # the process is being made: there is no child to tell yet
+    assert service.pid is None
+    await service.stop(1.0)
+    async with asyncio.timeout(10):
+        await running
     assert not psutil.Process().children()
 
 
