@@ -105,11 +105,11 @@ class ContextLengthExceeded(ShoalError):
     code = ErrorCode.CONTEXT_LENGTH_EXCEEDED
 
     @classmethod
-    def of(cls, num_prompt_tokens: int, max_model_len: int) -> ContextLengthExceeded:
+    def of(cls, num_prompt_tokens: int, max_model_len: int, *, param: str) -> ContextLengthExceeded:
         return cls(
             f"This model's maximum context length is {max_model_len} tokens, but the prompt has "
             f"{num_prompt_tokens} tokens and needs room for at least one more.",
-            param="messages",
+            param=param,
         )
 
 

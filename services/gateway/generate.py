@@ -60,9 +60,7 @@ def check_prompt(request: GenerationRequest, model: Model, prompt_ids: Sequence[
         raise InvalidRequest(f"{param}: there is not one token in the prompt", param=param)
     room = model.max_model_len - len(prompt_ids)
     if room < 1:
-        too_long = ContextLengthExceeded.of(len(prompt_ids), model.max_model_len)
-        too_long.param = param
-        raise too_long
+        raise ContextLengthExceeded.of(len(prompt_ids), model.max_model_len, param=param)
     for name, ids in (
         (param, prompt_ids),
         ("logit_bias", tuple(sampling.logit_bias)),

@@ -40,7 +40,7 @@ def test_a_lost_peer_is_unavailable_to_others() -> None:
 
 
 def test_context_length_names_both_numbers() -> None:
-    error: ShoalError = errors.ContextLengthExceeded.of(9000, 8192)
+    error: ShoalError = errors.ContextLengthExceeded.of(9000, 8192, param="prompt")
     assert "9000" in error.message
     assert "8192" in error.message
     assert error.status.code == "context_length_exceeded"

@@ -18,7 +18,7 @@ _MAX_LOGPROBS = 20
 
 
 def check(submission: Submission, info: EngineInfo) -> SamplingParams:
-    """The request's sampling parameters, max_tokens clamped to the context.
+    """The request's sampling parameters, max_tokens and with it min_tokens clamped to the context.
 
     Raises InvalidRequest, or ContextLengthExceeded if the prompt leaves no room.
     """
@@ -26,15 +26,16 @@ def check(submission: Submission, info: EngineInfo) -> SamplingParams:
     if len(prompt_ids) == 0:
         raise InvalidRequest("The prompt has no tokens.", param="prompt")
     if len(prompt_ids) >= info.max_model_len:
-        raise ContextLengthExceeded.of(len(prompt_ids), info.max_model_len)
+        raise ContextLengthExceeded.of(len(prompt_ids), info.max_model_len, param="prompt")
     _check_ids(prompt_ids, info.vocab_size, "prompt")
     _check_ids(submission.resume_ids, info.vocab_size, "resume_ids")
     _check_ids(list(submission.sampling.logit_bias), info.vocab_size, "logit_bias")
     _check_sampling(submission.sampling)
-    room = info.max_model_len - len(prompt_ids)
-    return dataclasses.replace(
-        submission.sampling, max_tokens=min(submission.sampling.max_tokens, room)
-    )
+    sampling = submission.sampling
+    max_tokens = min(sampling.max_tokens, info.max_model_len - len(prompt_ids))
+    # The wire takes a min_tokens that no array of the engine could hold.
+    min_tokens = min(sampling.min_tokens, max_tokens)
+    return dataclasses.replace(sampling, max_tokens=max_tokens, min_tokens=min_tokens)
 
 
 def _check_ids(token_ids: TokenIds, vocab_size: int, param: str) -> None:

@@ -197,8 +197,7 @@ async def test_missing_prompt(client: httpx.AsyncClient) -> None:
 async def test_too_long_names_the_prompt(
     client: httpx.AsyncClient, gateway: FakeGateway, stream: bool
 ) -> None:
-    gateway.refusal = ContextLengthExceeded.of(9000, 8192)
-    gateway.refusal.param = "prompt"  # the core knows which kind of prompt it was
+    gateway.refusal = ContextLengthExceeded.of(9000, 8192, param="prompt")
     response = await client.post(COMPLETIONS, json=completion_body(stream=stream))
     error = error_of(response, 400)
     assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")

@@ -92,7 +92,7 @@ async def test_models(sdk: openai.AsyncOpenAI) -> None:
 @pytest.mark.parametrize(
     ("refusal", "exception"),
     [
-        (ContextLengthExceeded.of(9, 8), openai.BadRequestError),
+        (ContextLengthExceeded.of(9, 8, param="messages"), openai.BadRequestError),
         (Overloaded("full", retry_after=1), openai.RateLimitError),
         (Unavailable("no worker is ready"), openai.InternalServerError),
         (DeadlineExceeded("too late"), openai.InternalServerError),

@@ -38,7 +38,7 @@ PATIENCE = 5.0
 @pytest.mark.parametrize(
     ("error", "status", "retry_after"),
     [
-        (ContextLengthExceeded.of(9, 8), 400, None),
+        (ContextLengthExceeded.of(9, 8, param="messages"), 400, None),
         (Overloaded("full", retry_after=0.2), 429, "1"),
         (Unavailable("no worker is ready", retry_after=4.2), 503, "5"),
         (Unavailable("draining"), 503, None),

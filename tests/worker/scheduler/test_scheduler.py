@@ -9,7 +9,8 @@ import pytest
 
 from services.common.errors import ErrorCode
 from services.worker.core import FinishReason, SamplingParams
-from services.worker.scheduler.request import Commands
+from services.worker.scheduler import intake
+from services.worker.scheduler.request import Commands, Submission
 from tests.worker.scheduler.harness import EOS, VOCAB, Harness, Schedule, make_info
 
 SCHEDULES: list[Schedule] = ["prefill-first", "decode-first", "mixed"]
@@ -170,6 +171,12 @@ def test_what_can_never_be_served_is_refused_at_once(
     assert bad.error.code is ErrorCode.INVALID_ARGUMENT
     assert not bad.accepted
     assert len(good.tokens) == 3
+
+
+def test_a_min_tokens_that_no_array_holds_is_as_much_as_there_can_be() -> None:
+    sampling = SamplingParams(min_tokens=2**32 - 1)
+    checked = intake.check(Submission(1, prompt(3), sampling), make_info(max_model_len=64))
+    assert (checked.max_tokens, checked.min_tokens) == (61, 61)
 
 
 @OVERLAP
