@@ -130,6 +130,8 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
         if frame.draining:
             self._drain()
         if frame.HasField("info"):
+            if self.info is None or frame.info.epoch != self.info.epoch:
+                self.prefixes = frozenset()  # another engine, whose cache is cold
             self.info = frame.info
             self._greet()
         if frame.HasField("step"):

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from protos import worker_pb2
 from services.common.errors import InvalidRequest, ModelNotFound, Unavailable
 from services.gateway.domain import ChatPrompt, Message, TextPrompt
 from services.gateway.peers.pool import PeerPool
 from services.gateway.peers.session import SessionTimes
-from services.gateway.peers.worker import WorkerPeer
+from services.gateway.peers.worker import Response, WorkerPeer
 from tests.gateway.core.conftest import Rig, collect, joined, make_rig, request
 from tests.gateway.core.fakes import Activity, FakeWorker, expected_text, serving
 
@@ -148,3 +149,13 @@ async def test_a_pool_follows_its_source(tmp_path: Path) -> None:
         assert [peer.address for peer in pool] == [workers[1].server.address]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_restarted_worker_is_not_believed_to_hold_what_it_held() -> None:
+    peer = WorkerPeer("a:1", SessionTimes(), lambda: None)
+    digest = worker_pb2.StepFrame(epoch=1, load=worker_pb2.Load(prefix_digest=[7]))
+    peer._on_frame(Response(info=worker_pb2.WorkerInfo(epoch=1), step=digest))
+    peer._on_frame(Response(info=worker_pb2.WorkerInfo(epoch=1)))
+    assert peer.prefixes == {7}
+    peer._on_frame(Response(info=worker_pb2.WorkerInfo(epoch=2)))
+    assert peer.prefixes == frozenset()
