@@ -98,11 +98,10 @@ async def _grpc(core: Core, config: GatewayConfig) -> AsyncIterator[str]:
     inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(core), server.grpc)
     try:
         address = await server.start(_address(config.host, config.grpc_port))
-    except RuntimeError as error:
-        raise StartupError(f"cannot listen on gRPC port {config.grpc_port}: {error}")
-    async with _background(_publish_readiness(core, server)):
-        yield address
-    await server.stop(_LINGER_SECONDS)
+        async with _background(_publish_readiness(core, server)):
+            yield address
+    finally:
+        await server.stop(_LINGER_SECONDS)
 
 
 async def _publish_readiness(core: Core, server: rpc.Server) -> None:

@@ -53,10 +53,6 @@ class Encoder:
             else ChatTemplate(source, vocabulary.special_tokens, ControlGuard(tokens))
         )
 
-    @property
-    def has_chat_template(self) -> bool:
-        return self._template is not None
-
     def prepare_text(self, text: str, *, add_special_tokens: bool = True) -> Prepared:
         """A text prompt. Raises TooLarge, or InvalidRequest for a lone surrogate."""
         _check_text(text, param="prompt")
