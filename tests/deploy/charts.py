@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,9 @@ Json = dict[str, Any]
 
 
 def find_helm() -> str | None:
-    """The helm binary: SHOAL_TEST_HELM, else the one on PATH."""
-    return os.environ.get("SHOAL_TEST_HELM") or shutil.which("helm")
+    """The helm binary: SHOAL_TEST_HELM, else the environment's own, else the one on PATH."""
+    search = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    return os.environ.get("SHOAL_TEST_HELM") or shutil.which("helm", path=search)
 
 
 @dataclass(frozen=True)

@@ -88,10 +88,9 @@ def test_the_schema_knows_exactly_the_options_left_to_the_user(service: str) -> 
 def test_options_reach_the_process_as_they_were_written(helm: Helm) -> None:
     config = {
         "maxModelLen": 4096,
-        "memoryRatio": 0.85,
         "disableOverlap": True,
         "schedule": "decode-first",
-        "fakeStepMs": 10,
+        "fakeStepMs": 10.25,
     }
     gateway = {"maxBodyBytes": 33554432, "holdTimeout": 2.5}
     render = helm.template(
@@ -99,7 +98,7 @@ def test_options_reach_the_process_as_they_were_written(helm: Helm) -> None:
     )
     worker = {name: item.get("value") for name, item in render.env("worker").items()}
     assert worker["SHOAL_MAX_MODEL_LEN"] == "4096"
-    assert worker["SHOAL_MEMORY_RATIO"] == "0.85"
+    assert worker["SHOAL_FAKE_STEP_MS"] == "10.25"
     assert worker["SHOAL_DISABLE_OVERLAP"] == "true"
     assert worker["SHOAL_SCHEDULE"] == "decode-first"
     values = {name: item["value"] for name, item in render.env("gateway").items()}

