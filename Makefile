@@ -48,7 +48,8 @@ baseline: $(DEV_READY) ## at a release only: promise the field numbers as they a
 bench: $(RUN_READY) ## measure a fleet with the fake engine
 	@$(BIN)/python -m bench.fleet $(ARGS)
 
-check-all: lint test ## everything that CI checks
+check-all: lint ## everything that CI checks, and the slow suites in full
+	@SHOAL_FULL=1 SHOAL_STATEFUL_EXAMPLES=10 $(MAKE) --no-print-directory test
 
 clean: ## remove the virtual environment and every cache
 	@rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
