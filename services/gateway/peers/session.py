@@ -56,8 +56,9 @@ class Peer(ABC, Generic[Q, A, H]):
     """One address and the session to it.
 
     `ready` means that the session stands, the peer has said what it is, and it takes
-    new work. Handles count up and are not used again while a session lives, so a late
-    frame finds nobody rather than somebody else; every session starts an empty table.
+    new work. Handles count up to 2^31 and begin again at 1, past those that are open: one
+    is used again only after all the others, so a late frame finds nobody rather than
+    somebody else. Every session starts an empty table.
     """
 
     kind: ClassVar[str]
