@@ -175,6 +175,7 @@ class Peer(ABC, Generic[Q, A, H]):
         self._draining = False
         self._channel = None
         self.outbox = self._new_outbox()
+        self._on_lost()
         for handler in handlers.values():
             self._tell_lost(handler, error)
         if was_connected:
@@ -211,6 +212,9 @@ class Peer(ABC, Generic[Q, A, H]):
             return False
         del self._handlers[handle]
         return True
+
+    def _on_lost(self) -> None:
+        """For a subclass to forget what it keeps of one session alone."""
 
     def channel(self) -> grpc.aio.Channel:
         """The session's channel, for unary calls. Raises PeerLost if there is none."""

@@ -191,8 +191,10 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
     def _tell_lost(self, handler: TokenSink, error: PeerLost) -> None:
         handler.on_worker_lost(error)
 
-    def _new_outbox(self) -> rpc.Outbox[Request]:
+    def _on_lost(self) -> None:
         self._unreported = 0
+
+    def _new_outbox(self) -> rpc.Outbox[Request]:
         return rpc.Outbox(Request)
 
     def _open(self, channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[Request, Response]:

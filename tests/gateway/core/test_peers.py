@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from protos import worker_pb2
-from services.common.errors import InvalidRequest, ModelNotFound, Unavailable
+from services.common.errors import InvalidRequest, ModelNotFound, PeerLost, Unavailable
 from services.gateway.domain import ChatPrompt, Message, TextPrompt
 from services.gateway.peers.pool import PeerPool
 from services.gateway.peers.session import SessionTimes
@@ -159,3 +160,12 @@ async def test_a_restarted_worker_is_not_believed_to_hold_what_it_held() -> None
     assert peer.prefixes == {7}
     peer._on_frame(Response(info=worker_pb2.WorkerInfo(epoch=2)))
     assert peer.prefixes == frozenset()
+
+
+async def test_a_new_session_has_nothing_unreported() -> None:
+    peer = WorkerPeer("a:1", SessionTimes(), lambda: None)
+    peer._on_frame(Response(info=worker_pb2.WorkerInfo(epoch=1)))
+    peer.submit(worker_pb2.Submit(), Mock())
+    assert peer.load == 1
+    peer._lose(PeerLost("gone"))
+    assert peer.load == 0
