@@ -169,7 +169,7 @@ class DetokenizerPeer(Peer[Request, Response, TextSink]):
             if sink := self._handlers.get(handle):
                 sink.on_text(text, consumed)
         for ended in frame.ended:
-            ended_sink = self._handlers.pop(ended.handle, None)
+            ended_sink = self._free(ended.handle)
             if ended_sink is None:
                 continue  # closed meanwhile
             if ended.HasField("error"):

@@ -59,9 +59,15 @@ class PeerPool(Generic[P]):
                 del self._peers[address]
                 self._sessions.pop(address).cancel()
 
+    def _release_soon(self) -> None:
+        """Releases once the caller, who may be in the middle of a frame, is done."""
+        if len(self._peers) > len(self._wanted):  # all wanted addresses have peers
+            asyncio.get_running_loop().call_soon(self.release_unwanted)
+
     def _apply(self, addresses: frozenset[str]) -> None:
         self._wanted = addresses
         for address in sorted(addresses - self._peers.keys()):
             peer = self._peers[address] = self._make(address)
+            peer.on_idle = self._release_soon
             self._sessions[address] = asyncio.create_task(peer.run())
         self.release_unwanted()

@@ -74,6 +74,7 @@ class Peer(ABC, Generic[Q, A, H]):
         self._connected = False
         self._draining = False
         self._was_ready = False
+        self.on_idle: Callable[[], None] = lambda: None  # after the last open handle has gone
         self._last_heard = 0.0
         self._busy_since = 0.0  # when the first of the open handles was opened
 
@@ -125,8 +126,10 @@ class Peer(ABC, Generic[Q, A, H]):
             for task in tasks:
                 task.cancel()
             call.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await channel.close(None)
+            try:
+                await asyncio.gather(*tasks, return_exceptions=True)
+            finally:  # also when cancelled here: the session may be released while it is lost
+                await channel.close(None)
 
     async def _read(self, call: grpc.aio.StreamStreamCall[Q, A]) -> None:
         loop = asyncio.get_running_loop()
@@ -178,6 +181,8 @@ class Peer(ABC, Generic[Q, A, H]):
         self._on_lost()
         for handler in handlers.values():
             self._tell_lost(handler, error)
+        if handlers:
+            self.on_idle()
         if was_connected:
             self._changed()
 
@@ -210,8 +215,15 @@ class Peer(ABC, Generic[Q, A, H]):
         """Frees a handle, if it still is the handler's: after a loss it is not."""
         if self._handlers.get(handle) is not handler:
             return False
-        del self._handlers[handle]
+        self._free(handle)
         return True
+
+    def _free(self, handle: int) -> H | None:
+        """Frees a handle; returns whose it was, None if it was free already."""
+        handler = self._handlers.pop(handle, None)
+        if handler is not None and not self._handlers:
+            self.on_idle()
+        return handler
 
     def _on_lost(self) -> None:
         """For a subclass to forget what it keeps of one session alone."""

@@ -63,7 +63,7 @@ class TokenizerPeer(Peer[Request, Response, _Job]):
             self.info = frame.info
             self._greet()
         for result in frame.results:
-            job = self._handlers.pop(result.handle, None)
+            job = self._free(result.handle)
             if job is None or job.answer.done():
                 continue
             if result.HasField("error"):

@@ -158,7 +158,7 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
         for handle, row in finished.items():
             self._deliver(handle, (), None, row)
         for rejected in step.rejected:
-            if refused := self._handlers.pop(rejected.handle, None):
+            if refused := self._free(rejected.handle):
                 refused.on_rejected(wire.error_from_proto(rejected.error))
 
     def _deliver(
@@ -174,7 +174,7 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
         if row is None:
             sink.on_tokens(token_ids, logprobs, None)
             return
-        del self._handlers[handle]
+        self._free(handle)
         stop_id = row.stop_token_id if row.HasField("stop_token_id") else None
         reason = _REASONS.get(row.reason, "abort")
         sink.on_tokens(token_ids, logprobs, Finished(reason, stop_id))

@@ -7,14 +7,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from unittest.mock import Mock
 
+import grpc
+import grpc.aio
 import pytest
 
-from protos import worker_pb2
+from protos import common_pb2, worker_pb2
 from services.common.errors import InvalidRequest, ModelNotFound, PeerLost, Unavailable
 from services.gateway.domain import ChatPrompt, Message, TextPrompt
 from services.gateway.peers.pool import PeerPool
 from services.gateway.peers.session import SessionTimes
-from services.gateway.peers.worker import Response, WorkerPeer
+from services.gateway.peers.worker import Request, Response, WorkerPeer
 from tests.gateway.core.conftest import Rig, collect, joined, make_rig, request
 from tests.gateway.core.fakes import Activity, FakeWorker, expected_text, serving
 
@@ -129,6 +131,7 @@ class _Scripted:
     async def watch(self) -> AsyncIterator[frozenset[str]]:
         while True:
             yield await self.sets.get()
+            self.sets.task_done()  # whoever follows has applied it
 
 
 async def test_a_pool_follows_its_source(tmp_path: Path) -> None:
@@ -148,6 +151,60 @@ async def test_a_pool_follows_its_source(tmp_path: Path) -> None:
             changed.clear()
             await changed.wait()
         assert [peer.address for peer in pool] == [workers[1].server.address]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+class _Watched(WorkerPeer):
+    """A worker's session whose end and channels can be seen."""
+
+    def __init__(self, address: str, changed: asyncio.Event) -> None:
+        super().__init__(address, SessionTimes(), changed.set)
+        self.channels: list[grpc.aio.Channel] = []
+        self.ended = asyncio.Event()
+
+    async def run(self) -> None:
+        try:
+            await super().run()
+        finally:
+            self.ended.set()
+
+    def _open(self, channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[Request, Response]:
+        self.channels.append(channel)
+        return super()._open(channel)
+
+
+@pytest.mark.parametrize("end", ["aborted", "finished", "lost"])
+async def test_a_busy_session_to_a_gone_address_is_released_with_its_last_handle(
+    tmp_path: Path, end: str
+) -> None:
+    worker = FakeWorker(tmp_path / "a", Activity())
+    worker.auto = False
+    changed = asyncio.Event()
+    source = _Scripted()
+    pool = PeerPool(source, lambda address: _Watched(address, changed))
+    task = asyncio.create_task(pool.run())
+    async with serving(worker), asyncio.timeout(10):
+        source.sets.put_nowait(frozenset({worker.server.address}))
+        await changed.wait()
+        (peer,) = pool.ready
+        submit = worker_pb2.Submit(sampling=common_pb2.SamplingParams(max_tokens=1))
+        submission = peer.submit(submit, Mock())
+        await worker.activity.until(lambda: worker.running)
+        source.sets.put_nowait(frozenset())
+        await source.sets.join()
+        assert pool.num_handles == 1
+        assert not peer.ended.is_set()
+        if end == "aborted":
+            submission.abort()
+        elif end == "finished":
+            worker.step()
+        else:
+            await worker.server.kill()
+        await peer.ended.wait()
+        (channel,) = peer.channels
+        assert channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN
+        assert pool.num_handles == 0
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
