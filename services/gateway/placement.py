@@ -81,8 +81,10 @@ class Placement:
         for choice in choices:
             choice.decode_with(decoder, self._request.text)
         if len(choices) == 1:
-            return await self._place(choices[0], worker)
-        tasks = [asyncio.create_task(self._place(choice, worker)) for choice in choices]
+            return await self._place(choices[0], worker, resuming=False)
+        tasks = [
+            asyncio.create_task(self._place(choice, worker, resuming=False)) for choice in choices
+        ]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -93,7 +95,7 @@ class Placement:
     async def resume(self, choice: Choice) -> None:
         """Continues a choice, whose worker was lost, on another."""
         self._spend_move(choice, "worker", PeerLost("its worker was lost"))
-        await self._place(choice, None)
+        await self._place(choice, None, resuming=True)
 
     async def redecode(self, choice: Choice) -> None:
         """Continues the text of a choice, whose detokenizer was lost, on another."""
@@ -106,11 +108,14 @@ class Placement:
             except PeerLost as lost:
                 error = lost
 
-    async def _place(self, choice: Choice, worker: WorkerPeer | None) -> None:
+    async def _place(
+        self, choice: Choice, worker: WorkerPeer | None, *, resuming: bool
+    ) -> None:
         """Gives a choice to a worker, to `worker` first; returns when one has accepted it.
 
         One that is overloaded is replaced once; one that is lost, or will not take it
-        now, costs the choice a move. A resume does not take overload for an answer.
+        now, costs the choice a move. A resume does not take overload for an answer, even
+        if no id has come yet: the client may have been told that it is accepted.
         """
         avoid: set[str] = set()
         give_up_at = self._loop.time() + self._patience()
@@ -122,7 +127,7 @@ class Placement:
             except Overloaded as error:
                 if not avoid and self._host.fleet.has_other_worker(self._model, worker):
                     avoid.add(worker.address)
-                elif choice.ids and self._loop.time() < give_up_at:
+                elif resuming and self._loop.time() < give_up_at:
                     await asyncio.sleep(min(error.retry_after or 1.0, _MAX_PAUSE_SECONDS))
                     avoid.clear()
                 else:

@@ -252,6 +252,24 @@ async def test_a_resume_does_not_take_overload_for_an_answer(tmp_path: Path) -> 
         await rig.settled()
 
 
+async def test_nor_does_a_resume_before_the_first_id(tmp_path: Path) -> None:
+    async with make_rig(tmp_path, workers=2) as rig:
+        for worker in rig.workers:
+            worker.auto = False
+        generation = await rig.core.start(request())
+        worker = worker_of(rig)
+        (other,) = [fake for fake in rig.workers if fake is not worker]
+        other.reject_with = common_pb2.Error(
+            code=common_pb2.ERROR_CODE_OVERLOADED, message="queue full", retry_after_ms=20
+        )
+        await worker.server.kill()
+        await rig.until(lambda: len(other.submits) >= 3)
+        other.reject_with = None
+        other.auto = True
+        assert joined(await collect(generation))[1] == expected_ids("hello", 10)
+        await rig.settled()
+
+
 async def test_a_peer_that_cancels_its_session_is_a_peer_that_was_lost(tmp_path: Path) -> None:
     async with make_rig(tmp_path, workers=2) as rig:
         generation = await rig.core.start(request(max_tokens=60))
