@@ -21,6 +21,7 @@ from services.gateway.domain import (
     ModelCard,
     Readiness,
     TextPrompt,
+    Tokenized,
 )
 from services.gateway.live import LiveGeneration
 from services.gateway.local_decoder import LocalDecoder
@@ -101,13 +102,13 @@ class Core:
 
     async def tokenize(
         self, model: str, prompt: ChatPrompt | TextPrompt, *, return_token_strs: bool = False
-    ) -> tuple[Sequence[int], Sequence[str] | None]:
+    ) -> Tokenized:
         self._refuse_when_draining()
         message = to_proto.encode_request(prompt, return_token_strs=return_token_strs)
-        answer = await self.fleet.encode(
-            await self._find_model(model), message, self.hold_timeout, self.max_moves
-        )
-        return answer.token_ids, answer.token_strs if return_token_strs else None
+        found = await self._find_model(model)
+        answer = await self.fleet.encode(found, message, self.hold_timeout, self.max_moves)
+        strs = answer.token_strs if return_token_strs else None
+        return Tokenized(answer.token_ids, strs, found.max_model_len)
 
     async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
         self._refuse_when_draining()

@@ -197,6 +197,15 @@ class Readiness:
     draining: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """A prompt's ids; each id's spelling if asked for; what the model can take at most."""
+
+    token_ids: Sequence[int]
+    token_strs: Sequence[str] | None
+    max_model_len: int
+
+
 class Gateway(Protocol):
     """The core that every front end calls."""
 
@@ -211,7 +220,7 @@ class Gateway(Protocol):
 
     async def tokenize(
         self, model: str, prompt: ChatPrompt | TextPrompt, *, return_token_strs: bool = False
-    ) -> tuple[Sequence[int], Sequence[str] | None]:
+    ) -> Tokenized:
         """The prompt's ids, and each id's spelling if asked for."""
         ...
 

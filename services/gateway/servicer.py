@@ -53,11 +53,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
-        token_ids, _ = await self._gateway.tokenize(request.model, _tokenize_input(request))
-        lengths = {card.id: card.max_model_len for card in self._gateway.models()}
-        # Tokenize has succeeded: the name is one of these, or there is only one.
-        length = lengths[request.model] if request.model else next(iter(lengths.values()))
-        return inference_pb2.TokenizeResponse(token_ids=token_ids, max_model_len=length)
+        answer = await self._gateway.tokenize(request.model, _tokenize_input(request))
+        return inference_pb2.TokenizeResponse(
+            token_ids=answer.token_ids, max_model_len=answer.max_model_len
+        )
 
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: Context

@@ -72,17 +72,14 @@ async def tokenize(gateway: Gateway, raw: bytes) -> dict[str, Any]:
         body = decode(raw, TokenizeTextBody)
         special = True if body.add_special_tokens is None else body.add_special_tokens
         prompt = TextPrompt(body.prompt, special)
-    model = body.model or ""
-    token_ids, spellings = await gateway.tokenize(
-        model, prompt, return_token_strs=bool(body.return_token_strs)
+    answer = await gateway.tokenize(
+        body.model or "", prompt, return_token_strs=bool(body.return_token_strs)
     )
-    cards = gateway.models()
-    card = next((card for card in cards if card.id == model), cards[0] if cards else None)
     return {
-        "count": len(token_ids),
-        "max_model_len": card.max_model_len if card else None,
-        "tokens": list(token_ids),
-        "token_strs": None if spellings is None else list(spellings),
+        "count": len(answer.token_ids),
+        "max_model_len": answer.max_model_len,
+        "tokens": list(answer.token_ids),
+        "token_strs": None if answer.token_strs is None else list(answer.token_strs),
     }
 
 

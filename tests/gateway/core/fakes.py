@@ -324,6 +324,12 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
     ) -> tokenizer_pb2.EncodeResponse:
         return tokenizer_pb2.EncodeResponse(token_ids=map(ord, request.text))
 
+    def answer_held(self) -> None:
+        """Answers every job so far; for those that were kept back."""
+        assert self._session is not None
+        for job in self.jobs:
+            self._answer(self._session, job)
+
     def _answer(self, session: Link, job: tokenizer_pb2.EncodeJob) -> None:
         request = job.request
         text = request.text

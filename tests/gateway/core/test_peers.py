@@ -86,10 +86,11 @@ async def test_several_models_are_told_apart(tmp_path: Path) -> None:
 
 
 async def test_tokenize_and_detokenize(rig: Rig) -> None:
-    ids, strs = await rig.core.tokenize("", TextPrompt("ab"), return_token_strs=True)
-    assert (list(ids), list(strs or ())) == ([97, 98], ["a", "b"])
-    ids, strs = await rig.core.tokenize("fake", ChatPrompt((Message("user", "x"),)))
-    assert ("".join(map(chr, ids)), strs) == ("<user>x", None)
+    text = await rig.core.tokenize("", TextPrompt("ab"), return_token_strs=True)
+    assert (list(text.token_ids), list(text.token_strs or ())) == ([97, 98], ["a", "b"])
+    assert text.max_model_len == 1000
+    chat = await rig.core.tokenize("fake", ChatPrompt((Message("user", "x"),)))
+    assert ("".join(map(chr, chat.token_ids)), chat.token_strs) == ("<user>x", None)
     assert await rig.core.detokenize("", [97, 98]) == "ab"
 
 

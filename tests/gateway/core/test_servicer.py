@@ -134,6 +134,19 @@ async def test_the_simple_calls(client: Client) -> None:
     assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+@pytest.mark.parametrize("model", ["", "fake"])
+async def test_tokenize_outlives_the_last_worker(client: Client, model: str) -> None:
+    rig = client.rig
+    rig.tokenizer.hold = True
+    call = client.stub.Tokenize(inference_pb2.TokenizeRequest(model=model, text="abc"))
+    await rig.until(lambda: rig.tokenizer.jobs)
+    rig.core.fleet.workers._apply(frozenset())  # its address goes while the text is encoded
+    assert not rig.core.models()
+    rig.tokenizer.answer_held()
+    answer = await call
+    assert (list(answer.token_ids), answer.max_model_len) == ([97, 98, 99], 1000)
+
+
 async def test_the_trace_context_reaches_the_worker(client: Client) -> None:
     metadata = (("traceparent", "00-abc-def-01"),)
     [answer async for answer in client.stub.Generate(generate(), metadata=metadata)]

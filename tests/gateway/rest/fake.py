@@ -14,6 +14,7 @@ from services.gateway.domain import (
     ModelCard,
     Readiness,
     TextPrompt,
+    Tokenized,
     TokenLogprobs,
     TokenPrompt,
     Usage,
@@ -104,10 +105,10 @@ class FakeGateway:
 
     async def tokenize(
         self, model: str, prompt: ChatPrompt | TextPrompt, *, return_token_strs: bool = False
-    ) -> tuple[Sequence[int], Sequence[str] | None]:
+    ) -> Tokenized:
         self._check_model(model)
         ids = encode(prompt)
-        return ids, [chr(i) for i in ids] if return_token_strs else None
+        return Tokenized(ids, [chr(i) for i in ids] if return_token_strs else None, 8192)
 
     async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
         self._check_model(model)
