@@ -22,22 +22,29 @@ async def start(host: Host, request: GenerationRequest) -> LiveGeneration:
     cancelled, nothing of the request is left anywhere.
     """
     generation = LiveGeneration(host, request)
-    accepted = False
     try:
         host.admit(generation)
+        await _submit(host, generation)
+    except ShoalError as error:
+        host.metrics.count_error(error)
+        raise
+    return generation
+
+
+async def _submit(host: Host, generation: LiveGeneration) -> None:
+    """Takes an admitted request up to its acceptance, or ends it."""
+    request = generation.request
+    accepted = False
+    try:
         async with generation.within_deadline():
             model = await host.fleet.find_model(request.model, host.hold_timeout)
             prompt_ids = await encode(host, model, request.prompt)
             max_tokens = check_prompt(request, model, prompt_ids)
             await generation.submit(model, prompt_ids, max_tokens)
         accepted = True
-    except ShoalError as error:
-        host.metrics.count_error(error)
-        raise
     finally:
         if not accepted:
             generation.close()
-    return generation
 
 
 async def encode(host: Host, model: Model, prompt: Prompt) -> Sequence[int]:

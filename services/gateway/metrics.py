@@ -69,7 +69,7 @@ class Metrics:
         )
         self._whole = Histogram(
             "shoal_gateway_request_seconds",
-            "From arrival to the end, however it ended",
+            "From arrival to the end, however it ended; not of those refused at the door",
             buckets=_WHOLE_BUCKETS,
             registry=registry,
         )

@@ -287,9 +287,13 @@ async def test_too_many_requests_are_refused(tmp_path: Path) -> None:
         first = await rig.core.start(request())
         with pytest.raises(Overloaded):
             await rig.core.start(request())
+        sample = rig.registry.get_sample_value
+        assert sample("shoal_gateway_errors_total", {"code": "overloaded"}) == 1
+        assert sample("shoal_gateway_request_seconds_count") == 0  # it took no time at all
         await first.aclose()
         second = await rig.core.start(request())
         await second.aclose()
+        assert sample("shoal_gateway_request_seconds_count") == 2
 
 
 async def test_drain_refuses_and_waits(rig: Rig) -> None:
