@@ -102,11 +102,21 @@ class _Session:
 
     def receive(self, request: tokenizer_pb2.DetokenizerSessionRequest) -> None:
         """Applies a frame. Raises InvalidRequest if its lists do not fit each other."""
+        open_before = len(self._decoder)
+        try:
+            self._apply(request)
+        finally:  # a frame that fails half-way has opened and closed texts too
+            self._sessions.change_work(len(self._decoder) - open_before)
+
+    def close(self) -> None:
+        """Forgets the client's texts."""
+        self._sessions.change_work(-len(self._decoder))
+
+    def _apply(self, request: tokenizer_pb2.DetokenizerSessionRequest) -> None:
         if len(request.handles) != len(request.counts):
             raise InvalidRequest("the frame has not as many counts as handles")
         if sum(request.counts) != len(request.token_ids):
             raise InvalidRequest("the frame has not as many ids as its rows count")
-        open_before = len(self._decoder)
         rows: list[tuple[int, TextDelta]] = []
         for opening in request.opens:
             delta = self._open(opening)
@@ -126,11 +136,6 @@ class _Session:
         if ids:
             self._metrics.tokens.inc(len(ids))
         self._send(rows)
-        self._sessions.change_work(len(self._decoder) - open_before)
-
-    def close(self) -> None:
-        """Forgets the client's texts."""
-        self._sessions.change_work(-len(self._decoder))
 
     def _open(self, opening: tokenizer_pb2.OpenText) -> TextDelta:
         options = opening.options

@@ -7,8 +7,13 @@ from pathlib import Path
 
 import grpc
 import pytest
+from prometheus_client import CollectorRegistry
 
 from protos import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
+from services.tokenizer.decode_servicer import _Session as DecodeSession
+from services.tokenizer.detokenizer import build_decoder
+from services.tokenizer.metrics import DetokenizerMetrics
+from services.tokenizer.session import Sessions
 from tests.tokenizer.services import Service, running
 
 Request = tokenizer_pb2.DetokenizerSessionRequest
@@ -159,3 +164,22 @@ async def test_a_client_that_leaves_leaves_nothing(tmp_path: Path) -> None:
         await read(call)
         call.cancel()
         # Drains at once, since no text is open; `running` awaits the end.
+
+
+async def test_a_frame_that_fails_half_way_leaves_no_work_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sessions, decoder = Sessions(), build_decoder("byte").session()
+    metrics = DetokenizerMetrics(CollectorRegistry(), sessions)
+    client = DecodeSession(decoder, sessions, metrics)
+
+    def fault(handle: int, token_ids: list[int]) -> None:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(decoder, "feed", fault)
+    with pytest.raises(RuntimeError, match="a fault"):
+        client.receive(Request(opens=[Open(handle=1)], handles=[1], counts=[1], token_ids=[97]))
+    assert sessions.work == 1
+    client.close()
+    assert sessions.work == 0
+    await sessions.idle()
