@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 from prometheus_client import CollectorRegistry
 
@@ -44,19 +45,17 @@ async def serve(
         agent = Agent(ranks.send, WorkerMetrics(registry))
         servicer = WorkerServicer(agent, peer_timeout=peer_timeout)
         worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server.grpc)
-        app = build_app(
-            registry,
-            ready=lambda: agent.ready and ranks.responsive,
-            alive=lambda: not agent.failed,
-        )
-        async with serve_admin(config.admin_address, app):
-            log.info("listening", extra={"address": await server.start(config.address)})
-            health = asyncio.create_task(_publish_health(agent, server))
-            await ranks.start(agent.handle_event)
+
+        def ready() -> bool:
+            return agent.ready and ranks.responsive
+
+        app = build_app(registry, ready=ready, alive=lambda: not agent.failed)
+        async with (
+            serve_admin(config.admin_address, app),
+            _listening(server, config.address, ready, agent.changed),
+        ):
+            await ranks.start(agent.handle_event, agent.changed.set)
             failure = await _until_ended(agent, ranks, stop, config.drain_timeout)
-            health.cancel()
-            await server.set_serving(False)
-            await server.stop(_GOODBYE_SECONDS)
     if failure:
         print(f"shoal worker: {failure}", file=sys.stderr, flush=True)
     return 1 if failure else 0
@@ -93,12 +92,32 @@ async def _drained(agent: Agent, stop: asyncio.Event) -> None:
     await agent.idle()
 
 
-async def _publish_health(agent: Agent, server: Server) -> None:
-    """Keeps grpc.health.v1 equal to the agent's readiness."""
+@asynccontextmanager
+async def _listening(
+    server: Server, address: str, ready: Callable[[], bool], changed: asyncio.Event
+) -> AsyncIterator[None]:
+    """Listens and publishes `ready`; says goodbye to the callers however it ends.
+
+    Raises StartupError if the address cannot be had.
+    """
+    health = asyncio.create_task(_publish_health(server, ready, changed))
+    try:
+        log.info("listening", extra={"address": await server.start(address)})
+        yield
+    finally:
+        health.cancel()
+        await server.set_serving(False)
+        await server.stop(_GOODBYE_SECONDS)
+
+
+async def _publish_health(
+    server: Server, ready: Callable[[], bool], changed: asyncio.Event
+) -> None:
+    """Keeps grpc.health.v1 equal to `ready`, which is read when `changed` says so."""
     while True:
-        agent.changed.clear()
-        await server.set_serving(agent.ready)
-        await agent.changed.wait()
+        changed.clear()
+        await server.set_serving(ready())
+        await changed.wait()
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -1,5 +1,7 @@
 """Protobuf messages on a byte stream: each after its length, four bytes, little-endian.
 
+The stream is the agent's socket to rank 0; what names it to the rank is here too.
+
 The rank's side is a plain socket that never blocks unless asked to (`FrameSocket`), the
 agent's side asyncio streams (`read_message`, `write_message`). What the messages mean is
 not known here.
@@ -16,6 +18,9 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 M = TypeVar("M", bound=Message)
+
+CONFIG_ENV = "SHOAL_RANK_CONFIG"  # the worker's configuration, as JSON
+SOCKET_ENV = "SHOAL_RANK_SOCKET"  # the path of the agent's socket
 
 _LENGTH = struct.Struct("<I")
 MAX_MESSAGE_BYTES = 256 << 20  # equal to the gRPC limit: what came in can be passed on

@@ -27,7 +27,7 @@ from services.common.process import die_with_parent
 from services.worker.config import WorkerConfig
 from services.worker.core import Engine
 from services.worker.engine.build import build
-from services.worker.framing import FrameSocket
+from services.worker.framing import CONFIG_ENV, SOCKET_ENV, FrameSocket
 from services.worker.rank_messages import (
     StepMerger,
     commands_from_proto,
@@ -36,9 +36,6 @@ from services.worker.rank_messages import (
     stats_to_proto,
 )
 from services.worker.scheduler.scheduler import Scheduler
-
-CONFIG_ENV = "SHOAL_RANK_CONFIG"
-SOCKET_ENV = "SHOAL_RANK_SOCKET"
 
 _SIGN_OF_LIFE = 1.0  # seconds; the digest goes out no more often either
 _FAREWELL = 5.0  # seconds that the agent gets to read the last words

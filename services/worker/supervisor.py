@@ -24,12 +24,10 @@ from types import TracebackType
 from protos import engine_pb2
 from services.common.process import child_environment
 from services.worker.config import WorkerConfig, num_threads
-from services.worker.framing import read_message, write_message
+from services.worker.framing import CONFIG_ENV, SOCKET_ENV, read_message, write_message
 
 log = logging.getLogger(__name__)
 
-CONFIG_ENV = "SHOAL_RANK_CONFIG"
-SOCKET_ENV = "SHOAL_RANK_SOCKET"
 RANK_MODULE = "services.worker.rank"
 
 
@@ -62,6 +60,7 @@ class Ranks:
         self._limits = limits or Limits()
         self._module = module
         self._on_event: Callable[[engine_pb2.EngineEvent], None] = lambda event: None
+        self._on_responsive: Callable[[], None] = lambda: None
         self._directory = Path(tempfile.mkdtemp(prefix="shoal-worker-"))
         self._server: asyncio.Server | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -91,9 +90,17 @@ class Ranks:
         """The engine made a step, or said that it is idle, within the window."""
         return not self.lost.is_set() and self._silent_for() < self._window()
 
-    async def start(self, on_event: Callable[[engine_pb2.EngineEvent], None]) -> None:
-        """Starts the processes and returns; `on_event` is called for each event of rank 0."""
-        self._on_event = on_event
+    async def start(
+        self,
+        on_event: Callable[[engine_pb2.EngineEvent], None],
+        on_responsive: Callable[[], None],
+    ) -> None:
+        """Starts the processes and returns.
+
+        `on_event` is called for each event of rank 0, `on_responsive` when `responsive`
+        has changed while the engine is not lost.
+        """
+        self._on_event, self._on_responsive = on_event, on_responsive
         loop = asyncio.get_running_loop()
         self._heard_at = loop.time()
         path = str(self._directory / "rank.sock")
@@ -200,7 +207,10 @@ class Ranks:
             self._lose()
 
     def _receive(self, event: engine_pb2.EngineEvent) -> None:
+        was_responsive = self.responsive
         self._heard_at = asyncio.get_running_loop().time()
+        if self.responsive != was_responsive:
+            self._on_responsive()
         if event.stats.step_us:
             self._step_seconds = max(event.stats.step_us / 1e6, 0.95 * self._step_seconds)
         if event.HasField("fatal"):
@@ -235,6 +245,7 @@ class Ranks:
                     await self._phase_changed.wait()
                 self._phase_changed.clear()
             except TimeoutError:
+                self._on_responsive()
                 # The agent may be the one that was stopped or starved: what the rank
                 # has sent meanwhile is read before it is judged.
                 await asyncio.sleep(min(1.0, self._window() / 10))

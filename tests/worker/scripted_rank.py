@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from protos import common_pb2, engine_pb2, worker_pb2
 from services.common.process import die_with_parent
-from services.worker.framing import FrameSocket
+from services.worker.framing import CONFIG_ENV, SOCKET_ENV, FrameSocket
 
 EPOCH = 7
 NUM_PAGES = 100
@@ -109,9 +109,9 @@ class ScriptedRank:
 
 
 def main() -> None:
-    """Obeys SHOAL_RANK_CONFIG and SHOAL_RANK_SOCKET, as the real rank does."""
+    """Obeys its two environment variables, as the real rank does."""
     die_with_parent()
-    config = json.loads(os.environ["SHOAL_RANK_CONFIG"])
+    config = json.loads(os.environ[CONFIG_ENV])
     script = set(config["model"].split())
     if "exit-at-once" in script:
         sys.exit(3)
@@ -120,7 +120,7 @@ def main() -> None:
     if os.environ.get("RANK", "0") != "0":
         time.sleep(3600)  # a follower that only its parent's death can end
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.connect(os.environ["SHOAL_RANK_SOCKET"])
+    sock.connect(os.environ[SOCKET_ENV])
     rank = ScriptedRank(FrameSocket(sock), script, config["fake_step_ms"] / 1000)
     try:
         rank.load()

@@ -20,8 +20,7 @@ from protos import common_pb2, engine_pb2, worker_pb2
 from services.common.process import child_environment
 from services.worker.config import WorkerConfig
 from services.worker.engine.fake import fake_tokens
-from services.worker.framing import FrameSocket
-from services.worker.rank import CONFIG_ENV, SOCKET_ENV
+from services.worker.framing import CONFIG_ENV, SOCKET_ENV, FrameSocket
 
 ALLOWED = list(range(32, 127))
 TIMEOUT = 20.0  # seconds after which a rank is taken to hang

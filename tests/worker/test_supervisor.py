@@ -11,6 +11,9 @@ import grpc.aio
 import psutil
 import pytest
 
+from protos import engine_pb2
+from services.worker.config import WorkerConfig
+from services.worker.supervisor import Limits, Ranks
 from tests.worker.agent_client import SCRIPTED, AgentProcess, agent, session
 
 pytestmark = pytest.mark.integration
@@ -111,3 +114,30 @@ _QUICK_EXIT = {"rank_module": SCRIPTED, "limits": {"exit": 1.0}}
 
 def _rank(process: psutil.Process) -> str | None:
     return process.environ().get("RANK")
+
+
+async def test_silence_and_its_end_are_told_at_once() -> None:
+    states: list[bool] = []
+    recovered, ready = asyncio.Event(), asyncio.Event()
+    limits = Limits(silence=3.0)
+    async with Ranks(WorkerConfig(engine="fake"), limits=limits, module=SCRIPTED) as ranks:
+
+        def on_event(event: engine_pb2.EngineEvent) -> None:
+            if event.HasField("ready"):
+                ready.set()
+
+        def on_responsive() -> None:
+            states.append(ranks.responsive)
+            if ranks.responsive:
+                recovered.set()
+            else:
+                rank.send_signal(signal.SIGCONT)
+
+        await ranks.start(on_event, on_responsive)
+        async with asyncio.timeout(30):
+            await ready.wait()
+            (rank,) = psutil.Process().children()
+            rank.send_signal(signal.SIGSTOP)
+            await recovered.wait()
+        assert states == [False, True]
+        assert not ranks.lost.is_set()
