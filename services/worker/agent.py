@@ -175,7 +175,9 @@ class Agent:
     ) -> None:
         if submit.handle in session.engine_handles:
             error: ShoalError = InvalidRequest(f"handle {submit.handle} is in use", param="handle")
-        elif not self.ready:
+        elif self._failure is not None:
+            error = self._failure
+        elif self.draining:
             error = Unavailable("the worker is draining", retry_after=RETRY_SECONDS)
         else:
             handle = self._handles.claim(session, submit.handle)

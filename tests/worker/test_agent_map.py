@@ -247,6 +247,17 @@ async def test_a_lost_engine_ends_sessions_and_flushes() -> None:
     assert not bench.agent.ready
 
 
+async def test_a_submission_after_the_loss_is_told_of_the_loss() -> None:
+    bench = Bench()
+    session = bench.open()
+    bench.agent.drain()
+    bench.submit(session, 1, 9)
+    bench.agent.fail()
+    bench.submit(session, 2, 9)
+    messages = [rejected.error.message for rejected in take(session).rejected]
+    assert messages == ["the worker is draining", "the worker's engine is lost"]
+
+
 async def test_latencies_are_measured_from_the_clients_side() -> None:
     bench = Bench()
     session = bench.open()
