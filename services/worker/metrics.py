@@ -80,7 +80,11 @@ class WorkerMetrics:
         self._whole = histogram(
             "vllm:e2e_request_latency_seconds", "From submission to the last token.", _WHOLE
         )
-        self._steps = histogram("shoal_worker_step_seconds", "How long a step took.", _STEP)
+        self._steps = histogram(
+            "shoal_worker_step_seconds",
+            "How long a step took; of steps reported together, as under load, the last alone.",
+            _STEP,
+        )
         self._freed = histogram(
             "shoal_abort_to_kv_free_seconds",
             "From an abort's receipt to the engine's word that the request is gone.",
