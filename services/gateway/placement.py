@@ -108,9 +108,7 @@ class Placement:
             except PeerLost as lost:
                 error = lost
 
-    async def _place(
-        self, choice: Choice, worker: WorkerPeer | None, *, resuming: bool
-    ) -> None:
+    async def _place(self, choice: Choice, worker: WorkerPeer | None, *, resuming: bool) -> None:
         """Gives a choice to a worker, to `worker` first; returns when one has accepted it.
 
         One that is overloaded is replaced once; one that is lost, or will not take it
