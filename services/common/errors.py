@@ -7,6 +7,7 @@ frames) turn it into their own form. Nothing else decides a status.
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -91,6 +92,13 @@ class ShoalError(Exception):
     @property
     def status(self) -> Status:
         return STATUSES[self.code]
+
+    @property
+    def retry_after_header(self) -> str | None:
+        """Retry-After, in HTTP and in gRPC trailers: whole seconds, never too few, never 0."""
+        if self.retry_after is None:
+            return None
+        return str(max(1, math.ceil(self.retry_after)))
 
 
 class InvalidRequest(ShoalError):

@@ -173,8 +173,8 @@ async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: ShoalEr
         trailers += (("shoal-error-param", error.param.encode("ascii", "replace").decode()),)
     if error.status.code:
         trailers += (("shoal-error-code", error.status.code),)
-    if error.retry_after is not None:
-        trailers += (("retry-after", str(max(1, round(error.retry_after)))),)
+    if error.retry_after_header is not None:
+        trailers += (("retry-after", error.retry_after_header),)
     await context.abort(error.status.grpc, error.message, trailers)
 
 

@@ -35,6 +35,15 @@ def test_an_error_survives_the_wire(code: ErrorCode, retry_after: float | None) 
     assert again.retry_after == retry_after
 
 
+@pytest.mark.parametrize(
+    ("retry_after", "header"), [(None, None), (0.0, "1"), (0.2, "1"), (1.2, "2"), (2.0, "2")]
+)
+def test_a_client_is_never_told_to_retry_too_soon(
+    retry_after: float | None, header: str | None
+) -> None:
+    assert errors.Overloaded("full", retry_after=retry_after).retry_after_header == header
+
+
 def test_a_lost_peer_is_unavailable_to_others() -> None:
     assert errors.PeerLost("gone").status is STATUSES[ErrorCode.UNAVAILABLE]
 

@@ -130,7 +130,7 @@ async def test_an_error_becomes_its_status(
     trailers: dict[str, Any] = dict(failure.trailing_metadata())  # type: ignore[arg-type]
     assert trailers["shoal-error-param"] == "stop"
     assert trailers["shoal-error-code"] == STATUSES[code].code
-    assert trailers["retry-after"] == "1"
+    assert trailers["retry-after"] == "2"
 
 
 @CALLS

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -21,8 +19,8 @@ def envelope(error: ShoalError) -> bytes:
 def error_response(error: ShoalError) -> Response:
     """The response for an error, with Retry-After where it is known."""
     headers = {}
-    if error.retry_after is not None:
-        headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
+    if error.retry_after_header is not None:
+        headers["retry-after"] = error.retry_after_header
     return Response(envelope(error), error.status.http, headers, "application/json")
 
 

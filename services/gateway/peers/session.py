@@ -259,9 +259,12 @@ def error_from_rpc(error: grpc.aio.AioRpcError) -> ShoalError:
     trailers = dict(cast(Iterable[tuple[str, str]], error.trailing_metadata() or ()))
     kind = trailers.get("shoal-error-code")
     message = error.details() or error.code().name
+    seconds = trailers.get("retry-after", "")
+    retry_after = float(seconds) if seconds.isdecimal() else None
     if error.code() is grpc.StatusCode.UNAVAILABLE:
-        return PeerLost(message)
+        return PeerLost(message, retry_after=retry_after)
     for code, status in STATUSES.items():
         if status.grpc is error.code() and kind in (None, status.code):
-            return error_class(code)(message, param=trailers.get("shoal-error-param"))
+            param = trailers.get("shoal-error-param")
+            return error_class(code)(message, param=param, retry_after=retry_after)
     return InternalError(message)

@@ -11,11 +11,19 @@ import grpc
 import grpc.aio
 import pytest
 
-from protos import common_pb2, worker_pb2
-from services.common.errors import InvalidRequest, ModelNotFound, PeerLost, Unavailable
+from protos import common_pb2, worker_pb2, worker_pb2_grpc
+from services.common import rpc
+from services.common.errors import (
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    PeerLost,
+    ShoalError,
+    Unavailable,
+)
 from services.gateway.domain import ChatPrompt, Message, TextPrompt
 from services.gateway.peers.pool import PeerPool
-from services.gateway.peers.session import SessionTimes
+from services.gateway.peers.session import SessionTimes, error_from_rpc
 from services.gateway.peers.worker import Request, Response, WorkerPeer
 from tests.gateway.core.conftest import Rig, collect, joined, make_rig, request
 from tests.gateway.core.fakes import Activity, FakeWorker, expected_text, serving
@@ -227,3 +235,26 @@ async def test_a_new_session_has_nothing_unreported() -> None:
     assert peer.load == 1
     peer._lose(PeerLost("gone"))
     assert peer.load == 0
+
+
+@pytest.mark.parametrize("error", [Overloaded("full", retry_after=1.2), Unavailable("loading")])
+async def test_a_unary_calls_error_is_the_one_that_was_raised(
+    tmp_path: Path, error: ShoalError
+) -> None:
+    class Refusing(worker_pb2_grpc.WorkerServicer):
+        async def FlushCache(
+            self, request: worker_pb2.FlushCacheRequest, context: object
+        ) -> worker_pb2.FlushCacheResponse:
+            raise error
+
+    server = rpc.Server([])
+    worker_pb2_grpc.add_WorkerServicer_to_server(Refusing(), server.grpc)  # type: ignore[abstract]
+    address = await server.start(f"unix:{tmp_path}/w")
+    async with rpc.open_channel(address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await worker_pb2_grpc.WorkerStub(channel).FlushCache(worker_pb2.FlushCacheRequest())
+    await server.stop(0)
+    again = error_from_rpc(caught.value)
+    assert isinstance(again, type(error))
+    assert again.message == error.message
+    assert again.retry_after == (None if error.retry_after is None else 2)
