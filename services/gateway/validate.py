@@ -18,7 +18,10 @@ from services.gateway.domain import (
 )
 
 MAX_CHOICES = 128
+# Every choice carries its own copy of these, so none may be as large as a body.
 MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 4096  # characters
+MAX_STOP_TOKEN_IDS = 256
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIASES = 4096
 MAX_TIMEOUT_SECONDS = 4_000_000  # what a deadline in 32 bits of milliseconds can hold
@@ -90,6 +93,10 @@ def _check_length(sampling: Sampling) -> None:
     _check_integer("min_tokens", sampling.min_tokens, 0, _MAX_INT32)
     if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
         raise InvalidRequest("min_tokens must not be above max_tokens", param="min_tokens")
+    if len(sampling.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise InvalidRequest(
+            f"stop_token_ids may name at most {MAX_STOP_TOKEN_IDS} tokens", param="stop_token_ids"
+        )
     _check_token_ids("stop_token_ids", sampling.stop_token_ids)
     if sampling.logprobs is not None:
         _check_integer("logprobs", sampling.logprobs, 0, MAX_LOGPROBS)
@@ -102,6 +109,10 @@ def _check_text(text: TextOptions) -> None:
         raise InvalidRequest(f"stop may have at most {MAX_STOP_STRINGS} strings", param="stop")
     if not all(text.stop):
         raise InvalidRequest("a stop string must not be empty", param="stop")
+    if max(map(len, text.stop), default=0) > MAX_STOP_LENGTH:
+        raise InvalidRequest(
+            f"a stop string may have at most {MAX_STOP_LENGTH} characters", param="stop"
+        )
 
 
 def _check_token_ids(name: str, token_ids: tuple[int, ...]) -> None:

@@ -42,7 +42,7 @@ def sampled(**fields: Any) -> GenerationRequest:
         ("min_tokens", [0, 7], [-1, 10**40]),
         ("logprobs", [0, 20, None], [-1, 21]),
         ("prompt_logprobs", [0, 20, None], [-1, 21]),
-        ("stop_token_ids", [(), (0, 5)], [(-1,), (2**32,)]),
+        ("stop_token_ids", [(), (0, 5), (7,) * 256], [(-1,), (2**32,), (7,) * 257]),
         (
             "logit_bias",
             [{}, {5: 100.0, 6: -100.0}],
@@ -84,7 +84,7 @@ def test_min_tokens_is_at_most_max_tokens() -> None:
     assert caught.value.param == "min_tokens"
 
 
-@pytest.mark.parametrize("stop", [("",), ("a", ""), ("x",) * 17])
+@pytest.mark.parametrize("stop", [("",), ("a", ""), ("x",) * 17, ("x" * 4097,)])
 def test_bad_stop(stop: tuple[str, ...]) -> None:
     with pytest.raises(InvalidRequest) as caught:
         check_request(replace(GOOD, text=TextOptions(stop=stop)))
@@ -92,7 +92,7 @@ def test_bad_stop(stop: tuple[str, ...]) -> None:
 
 
 def test_good_stop() -> None:
-    check_request(replace(GOOD, text=TextOptions(stop=("x",) * 16)))
+    check_request(replace(GOOD, text=TextOptions(stop=("x" * 4096,) * 16)))
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from services.gateway.openai.fanout import FanOut
 from services.gateway.openai.logprobs import CompletionLogprobs, join
 from services.gateway.openai.schema import CompletionBody
 from services.gateway.sse import json_text
+from services.gateway.validate import MAX_CHOICES
 
 DEFAULT_MAX_TOKENS = 16
 MAX_LOGPROBS = 5
@@ -35,7 +36,7 @@ def parse_completion(raw: bytes, caller: Caller, *, max_choices: int) -> Job:
     """
     body = decode(raw, CompletionBody)
     refuse_common(body)
-    prompts = _prompts(body)
+    prompts = _prompts(body, max_choices)
     given = integer("max_tokens", body.max_tokens)
     max_tokens = DEFAULT_MAX_TOKENS if given is None else given
     if max_tokens == 0 and not body.echo:
@@ -52,9 +53,9 @@ def parse_completion(raw: bytes, caller: Caller, *, max_choices: int) -> Job:
         logprobs=logprobs,
         prompt_logprobs=logprobs if body.echo else None,
     )
+    if len(prompts) * min(integer("n", body.n) or 1, MAX_CHOICES) > max_choices:
+        raise _too_many(max_choices)
     requests = tuple(generation_request(body, caller, prompt, options) for prompt in prompts)
-    if len(requests) * requests[0].n > max_choices:
-        raise InvalidRequest(f"prompts times n must be at most {max_choices}", param="prompt")
     return Job(
         requests,
         bool(body.stream),
@@ -62,7 +63,11 @@ def parse_completion(raw: bytes, caller: Caller, *, max_choices: int) -> Job:
     )
 
 
-def _prompts(body: CompletionBody) -> list[Prompt]:
+def _too_many(max_choices: int) -> InvalidRequest:
+    return InvalidRequest(f"prompts times n must be at most {max_choices}", param="prompt")
+
+
+def _prompts(body: CompletionBody, max_prompts: int) -> list[Prompt]:
     """The prompts of a body: a text, texts, ids, or lists of ids."""
     prompt = body.prompt
     special = True if body.add_special_tokens is None else body.add_special_tokens
@@ -70,6 +75,9 @@ def _prompts(body: CompletionBody) -> list[Prompt]:
         return [TextPrompt(prompt, special)]
     if not prompt:
         raise InvalidRequest("prompt must not be an empty list", param="prompt")
+    # Counted before anything is made of them: a body has room for millions.
+    if len(prompt) > max_prompts and not isinstance(prompt[0], int):
+        raise _too_many(max_prompts)
     texts = [item for item in prompt if isinstance(item, str)]
     if len(texts) == len(prompt):
         return [TextPrompt(text, special) for text in texts]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import httpx
 import pytest
 
-from services.common.errors import ContextLengthExceeded, Overloaded
+from services.common.errors import ContextLengthExceeded, InvalidRequest, Overloaded
 from services.gateway.domain import Chunk, GenerationRequest, TextPrompt, TokenLogprobs, TokenPrompt
+from services.gateway.openai import completions
+from services.gateway.openai.decode import Caller
 from tests.gateway.rest.fake import FakeGateway, Step, words
 from tests.gateway.rest.helpers import (
     COMPLETIONS,
@@ -96,6 +99,30 @@ async def test_prompts_times_n(client: httpx.AsyncClient, gateway: FakeGateway) 
     assert plain["usage"]["prompt_tokens"] == 3
     assert plain["usage"]["completion_tokens"] == 8
     assert all(generation.closed.is_set() for generation in gateway.generations)
+
+
+@pytest.mark.parametrize("prompt", ["x", [1]])
+def test_too_many_prompts_are_counted_before_anything_is_made_of_them(
+    monkeypatch: pytest.MonkeyPatch, prompt: Any
+) -> None:
+    def forbidden(*arguments: object) -> None:
+        raise AssertionError("a request was made of a prompt")
+
+    monkeypatch.setattr(completions, "generation_request", forbidden)
+    monkeypatch.setattr(completions, "TextPrompt", forbidden)
+    monkeypatch.setattr(completions, "TokenPrompt", forbidden)
+    body = json.dumps(completion_body(prompt=[prompt] * 9)).encode()
+    with pytest.raises(InvalidRequest, match="prompts times n must be at most 8"):
+        completions.parse_completion(body, Caller("id"), max_choices=8)
+
+
+def test_prompts_times_n_are_counted_before_they_are_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(completions, "generation_request", None)
+    body = json.dumps(completion_body(prompt=["x", "y"], n=5)).encode()
+    with pytest.raises(InvalidRequest, match="prompts times n must be at most 8"):
+        completions.parse_completion(body, Caller("id"), max_choices=8)
 
 
 @pytest.mark.parametrize("prompt", ["hi", [ord("h"), ord("i")]])
