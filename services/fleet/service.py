@@ -69,7 +69,8 @@ class Service:
         self.state = State.STARTING
         self.progress = Progress(ready=False)
         self.pid: int | None = None
-        self.stdout: asyncio.Queue[str] = asyncio.Queue()  # of the process that runs now
+        # Of the process that runs now, until it is ready: who reads it is the probe.
+        self.stdout: asyncio.Queue[str] = asyncio.Queue()
         self._probe = probe
         self._environment = environment
         self._on_change = on_change
@@ -176,7 +177,8 @@ class Service:
                 self._enter(State.LOADING)
 
     def _on_stdout(self, line: str) -> None:
-        self.stdout.put_nowait(line)
+        if not self._was_ready:
+            self.stdout.put_nowait(line)
 
     def _on_stderr(self, line: str) -> None:
         # Before it was ever ready, its last sentence is what the whole fleet ends with.

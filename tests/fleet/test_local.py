@@ -20,7 +20,7 @@ from services.common.errors import StartupError
 from services.fleet.config import FleetConfig
 from services.fleet.local import LocalFleet
 from services.fleet.plan import ServiceSpec
-from services.fleet.service import Progress, Service
+from services.fleet.service import Progress, Service, State
 from tests.fleet import scripted
 
 
@@ -139,6 +139,39 @@ async def test_a_service_stopped_while_it_is_being_started_is_not_left_running()
     async with asyncio.timeout(10):
         await running
     assert not psutil.Process().children()
+
+
+CHATTY = """
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+print("ready", flush=True)
+signal.sigwait({signal.SIGUSR1})
+print("and much more", flush=True)
+"""
+
+
+async def test_what_a_ready_service_prints_is_not_piled_up() -> None:
+    class FirstLine:
+        async def watch(self, service: Service) -> AsyncIterator[Progress]:
+            assert await service.stdout.get() == "ready"
+            yield Progress(ready=True)
+
+    def on_change() -> None:
+        if service.state is State.FAILED:
+            failed.set()
+
+    failed = asyncio.Event()
+    spec = ServiceSpec("gateway", "gateway", (sys.executable, "-c", CHATTY), "", "")
+    service = Service(spec, FirstLine(), dict(os.environ), on_change=on_change)
+    running = asyncio.create_task(service.run())
+    async with asyncio.timeout(10):
+        await service.wait_ready()
+        assert service.pid is not None
+        os.kill(service.pid, signal.SIGUSR1)
+        await failed.wait()  # it has ended, and all that it printed was read
+        assert service.stdout.empty()
+        await service.stop(1.0)
+        await running
 
 
 async def test_a_port_in_use_is_one_sentence(config: FleetConfig) -> None:
