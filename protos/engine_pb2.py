@@ -26,7 +26,7 @@ from protos import common_pb2 as protos_dot_common__pb2
 from protos import worker_pb2 as protos_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/engine.proto\x12\x08shoal.v1\x1a\x13protos/common.proto\x1a\x13protos/worker.proto\"W\n\rEngineCommand\x12!\n\x07submits\x18\x01 \x03(\x0b\x32\x10.shoal.v1.Submit\x12\x0e\n\x06\x61\x62orts\x18\x02 \x03(\r\x12\x13\n\x0b\x66lush_cache\x18\x03 \x01(\x08\"\xf3\x01\n\x0b\x45ngineEvent\x12(\n\x08progress\x18\x01 \x01(\x0b\x32\x16.shoal.v1.LoadProgress\x12#\n\x05ready\x18\x02 \x01(\x0b\x32\x14.shoal.v1.WorkerInfo\x12!\n\x04step\x18\x03 \x01(\x0b\x32\x13.shoal.v1.StepFrame\x12\x1a\n\rflushed_pages\x18\x04 \x01(\rH\x00\x88\x01\x01\x12$\n\x05stats\x18\x05 \x01(\x0b\x32\x15.shoal.v1.EngineStats\x12\x1e\n\x05\x66\x61tal\x18\x06 \x01(\x0b\x32\x0f.shoal.v1.ErrorB\x10\n\x0e_flushed_pages\"\x8a\x02\n\x0b\x45ngineStats\x12\x1a\n\x12num_prefill_tokens\x18\x01 \x01(\x04\x12\x19\n\x11num_output_tokens\x18\x02 \x01(\x04\x12\x1f\n\x17num_prefix_query_tokens\x18\x03 \x01(\x04\x12\x1d\n\x15num_prefix_hit_tokens\x18\x04 \x01(\x04\x12\x18\n\x10num_locked_pages\x18\x05 \x01(\r\x12\x1a\n\x12num_inflight_pages\x18\x06 \x01(\r\x12\x14\n\x0c\x62\x61tch_tokens\x18\x07 \x01(\r\x12\x0f\n\x07step_us\x18\x08 \x01(\r\x12\x11\n\tbubble_us\x18\t \x01(\x04\x12\x14\n\x0cnum_requests\x18\n \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/engine.proto\x12\x08shoal.v1\x1a\x13protos/common.proto\x1a\x13protos/worker.proto\"W\n\rEngineCommand\x12!\n\x07submits\x18\x01 \x03(\x0b\x32\x10.shoal.v1.Submit\x12\x0e\n\x06\x61\x62orts\x18\x02 \x03(\r\x12\x13\n\x0b\x66lush_cache\x18\x03 \x01(\x08\"\x88\x02\n\x0b\x45ngineEvent\x12(\n\x08progress\x18\x01 \x01(\x0b\x32\x16.shoal.v1.LoadProgress\x12#\n\x05ready\x18\x02 \x01(\x0b\x32\x14.shoal.v1.WorkerInfo\x12!\n\x04step\x18\x03 \x01(\x0b\x32\x13.shoal.v1.StepFrame\x12\x1a\n\rflushed_pages\x18\x04 \x01(\rH\x00\x88\x01\x01\x12$\n\x05stats\x18\x05 \x01(\x0b\x32\x15.shoal.v1.EngineStats\x12\x1e\n\x05\x66\x61tal\x18\x06 \x01(\x0b\x32\x0f.shoal.v1.Error\x12\x13\n\x0bnum_flushes\x18\x07 \x01(\rB\x10\n\x0e_flushed_pages\"\x8a\x02\n\x0b\x45ngineStats\x12\x1a\n\x12num_prefill_tokens\x18\x01 \x01(\x04\x12\x19\n\x11num_output_tokens\x18\x02 \x01(\x04\x12\x1f\n\x17num_prefix_query_tokens\x18\x03 \x01(\x04\x12\x1d\n\x15num_prefix_hit_tokens\x18\x04 \x01(\x04\x12\x18\n\x10num_locked_pages\x18\x05 \x01(\r\x12\x1a\n\x12num_inflight_pages\x18\x06 \x01(\r\x12\x14\n\x0c\x62\x61tch_tokens\x18\x07 \x01(\r\x12\x0f\n\x07step_us\x18\x08 \x01(\r\x12\x11\n\tbubble_us\x18\t \x01(\x04\x12\x14\n\x0cnum_requests\x18\n \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,7 +36,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENGINECOMMAND']._serialized_start=75
   _globals['_ENGINECOMMAND']._serialized_end=162
   _globals['_ENGINEEVENT']._serialized_start=165
-  _globals['_ENGINEEVENT']._serialized_end=408
-  _globals['_ENGINESTATS']._serialized_start=411
-  _globals['_ENGINESTATS']._serialized_end=677
+  _globals['_ENGINEEVENT']._serialized_end=429
+  _globals['_ENGINESTATS']._serialized_start=432
+  _globals['_ENGINESTATS']._serialized_end=698
 # @@protoc_insertion_point(module_scope)

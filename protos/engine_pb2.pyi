@@ -69,8 +69,13 @@ class EngineEvent(_message.Message):
     FLUSHED_PAGES_FIELD_NUMBER: _builtins.int
     STATS_FIELD_NUMBER: _builtins.int
     FATAL_FIELD_NUMBER: _builtins.int
+    NUM_FLUSHES_FIELD_NUMBER: _builtins.int
     flushed_pages: _builtins.int
-    """The answer to flush_cache."""
+    """The answer to the oldest num_flushes commands with flush_cache that have
+    none yet: the pages freed, of all of them together.
+    """
+    num_flushes: _builtins.int
+    """How many commands flushed_pages answers."""
     @_builtins.property
     def progress(self) -> _worker_pb2.LoadProgress:
         """Still loading."""
@@ -102,10 +107,11 @@ class EngineEvent(_message.Message):
         flushed_pages: _builtins.int | None = ...,
         stats: Global___EngineStats | None = ...,
         fatal: _common_pb2.Error | None = ...,
+        num_flushes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_flushed_pages", b"_flushed_pages", "fatal", b"fatal", "flushed_pages", b"flushed_pages", "progress", b"progress", "ready", b"ready", "stats", b"stats", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_flushed_pages", b"_flushed_pages", "fatal", b"fatal", "flushed_pages", b"flushed_pages", "progress", b"progress", "ready", b"ready", "stats", b"stats", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_flushed_pages", b"_flushed_pages", "fatal", b"fatal", "flushed_pages", b"flushed_pages", "num_flushes", b"num_flushes", "progress", b"progress", "ready", b"ready", "stats", b"stats", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__flushed_pages: _TypeAlias = _typing.Literal["flushed_pages"]  # noqa: Y015
     _WhichOneofArgType__flushed_pages: _TypeAlias = _typing.Literal["_flushed_pages", b"_flushed_pages"]  # noqa: Y015

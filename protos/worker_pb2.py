@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import common_pb2 as protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/worker.proto\x12\x08shoal.v1\x1a\x13protos/common.proto\"I\n\x14WorkerSessionRequest\x12!\n\x07submits\x18\x01 \x03(\x0b\x32\x10.shoal.v1.Submit\x12\x0e\n\x06\x61\x62orts\x18\x02 \x03(\r\"\xe5\x01\n\x06Submit\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\nprompt_ids\x18\x03 \x03(\r\x12\x12\n\nresume_ids\x18\x04 \x03(\r\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x18.shoal.v1.SamplingParams\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x10\n\x08priority\x18\x07 \x01(\x11\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\x12\x12\n\ncache_salt\x18\t \x01(\tB\x0e\n\x0c_deadline_ms\"p\n\x15WorkerSessionResponse\x12!\n\x04step\x18\x01 \x01(\x0b\x32\x13.shoal.v1.StepFrame\x12\"\n\x04info\x18\x02 \x01(\x0b\x32\x14.shoal.v1.WorkerInfo\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\"\xa5\x02\n\tStepFrame\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0f\n\x07handles\x18\x03 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x04 \x03(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x06 \x03(\r\x12$\n\x08rejected\x18\x07 \x03(\x0b\x32\x12.shoal.v1.Rejected\x12$\n\x08\x66inished\x18\x08 \x03(\x0b\x32\x12.shoal.v1.Finished\x12\'\n\x08logprobs\x18\t \x03(\x0b\x32\x15.shoal.v1.RowLogprobs\x12\x1c\n\x04load\x18\n \x01(\x0b\x32\x0e.shoal.v1.Load\x12\"\n\x07started\x18\x0b \x03(\x0b\x32\x11.shoal.v1.Started\"0\n\x07Started\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\":\n\x08Rejected\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x1e\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x0f.shoal.v1.Error\"p\n\x08\x46inished\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12&\n\x06reason\x18\x02 \x01(\x0e\x32\x16.shoal.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x10\n\x0e_stop_token_id\"v\n\x0bRowLogprobs\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\'\n\x06tokens\x18\x02 \x03(\x0b\x32\x17.shoal.v1.TokenLogprobs\x12.\n\rprompt_tokens\x18\x03 \x03(\x0b\x32\x17.shoal.v1.TokenLogprobs\"\xa6\x01\n\x04Load\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x16\n\x0enum_free_pages\x18\x03 \x01(\r\x12\x1b\n\x13num_evictable_pages\x18\x04 \x01(\r\x12\x11\n\tnum_pages\x18\x05 \x01(\r\x12\x15\n\rnum_preempted\x18\x06 \x01(\x04\x12\x15\n\rprefix_digest\x18\x07 \x03(\x06\"\x84\x02\n\nWorkerInfo\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12\x11\n\tpage_size\x18\x07 \x01(\r\x12\x11\n\tnum_pages\x18\x08 \x01(\r\x12\x1c\n\x14max_running_requests\x18\t \x01(\r\x12\x1c\n\x14tensor_parallel_size\x18\n \x01(\r\x12\x0e\n\x06\x65ngine\x18\x0b \x01(\t\x12\x0f\n\x07version\x18\x0c \x01(\t\"\x10\n\x0eGetInfoRequest\"_\n\x0fGetInfoResponse\x12\"\n\x04info\x18\x01 \x01(\x0b\x32\x14.shoal.v1.WorkerInfo\x12(\n\x08progress\x18\x02 \x01(\x0b\x32\x16.shoal.v1.LoadProgress\":\n\x0cLoadProgress\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0c\n\x04\x64one\x18\x02 \x01(\x04\x12\r\n\x05total\x18\x03 \x01(\x04\"9\n\x15WorkerGenerateRequest\x12 \n\x06submit\x18\x01 \x01(\x0b\x32\x10.shoal.v1.Submit\"|\n\x16WorkerGenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12)\n\x08logprobs\x18\x02 \x03(\x0b\x32\x17.shoal.v1.TokenLogprobs\x12$\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x12.shoal.v1.Finished\"\x0e\n\x0c\x44rainRequest\"%\n\rDrainResponse\x12\x14\n\x0cnum_requests\x18\x01 \x01(\r\"\x13\n\x11\x46lushCacheRequest\"\'\n\x12\x46lushCacheResponse\x12\x11\n\tnum_pages\x18\x01 \x01(\r2\xec\x02\n\x06Worker\x12N\n\x07Session\x12\x1e.shoal.v1.WorkerSessionRequest\x1a\x1f.shoal.v1.WorkerSessionResponse(\x01\x30\x01\x12O\n\x08Generate\x12\x1f.shoal.v1.WorkerGenerateRequest\x1a .shoal.v1.WorkerGenerateResponse0\x01\x12>\n\x07GetInfo\x12\x18.shoal.v1.GetInfoRequest\x1a\x19.shoal.v1.GetInfoResponse\x12\x38\n\x05\x44rain\x12\x16.shoal.v1.DrainRequest\x1a\x17.shoal.v1.DrainResponse\x12G\n\nFlushCache\x12\x1b.shoal.v1.FlushCacheRequest\x1a\x1c.shoal.v1.FlushCacheResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/worker.proto\x12\x08shoal.v1\x1a\x13protos/common.proto\"I\n\x14WorkerSessionRequest\x12!\n\x07submits\x18\x01 \x03(\x0b\x32\x10.shoal.v1.Submit\x12\x0e\n\x06\x61\x62orts\x18\x02 \x03(\r\"\xe5\x01\n\x06Submit\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\nprompt_ids\x18\x03 \x03(\r\x12\x12\n\nresume_ids\x18\x04 \x03(\r\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x18.shoal.v1.SamplingParams\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x10\n\x08priority\x18\x07 \x01(\x11\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\x12\x12\n\ncache_salt\x18\t \x01(\tB\x0e\n\x0c_deadline_ms\"p\n\x15WorkerSessionResponse\x12!\n\x04step\x18\x01 \x01(\x0b\x32\x13.shoal.v1.StepFrame\x12\"\n\x04info\x18\x02 \x01(\x0b\x32\x14.shoal.v1.WorkerInfo\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\"\xa5\x02\n\tStepFrame\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0f\n\x07handles\x18\x03 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x04 \x03(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x06 \x03(\r\x12$\n\x08rejected\x18\x07 \x03(\x0b\x32\x12.shoal.v1.Rejected\x12$\n\x08\x66inished\x18\x08 \x03(\x0b\x32\x12.shoal.v1.Finished\x12\'\n\x08logprobs\x18\t \x03(\x0b\x32\x15.shoal.v1.RowLogprobs\x12\x1c\n\x04load\x18\n \x01(\x0b\x32\x0e.shoal.v1.Load\x12\"\n\x07started\x18\x0b \x03(\x0b\x32\x11.shoal.v1.Started\"0\n\x07Started\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\":\n\x08Rejected\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x1e\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x0f.shoal.v1.Error\"p\n\x08\x46inished\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12&\n\x06reason\x18\x02 \x01(\x0e\x32\x16.shoal.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x10\n\x0e_stop_token_id\"v\n\x0bRowLogprobs\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\'\n\x06tokens\x18\x02 \x03(\x0b\x32\x17.shoal.v1.TokenLogprobs\x12.\n\rprompt_tokens\x18\x03 \x03(\x0b\x32\x17.shoal.v1.TokenLogprobs\"\xba\x01\n\x04Load\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x16\n\x0enum_free_pages\x18\x03 \x01(\r\x12\x1b\n\x13num_evictable_pages\x18\x04 \x01(\r\x12\x11\n\tnum_pages\x18\x05 \x01(\r\x12\x15\n\rnum_preempted\x18\x06 \x01(\x04\x12\x15\n\rprefix_digest\x18\x07 \x03(\x06\x12\x12\n\nhas_digest\x18\x08 \x01(\x08\"\x84\x02\n\nWorkerInfo\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12\x11\n\tpage_size\x18\x07 \x01(\r\x12\x11\n\tnum_pages\x18\x08 \x01(\r\x12\x1c\n\x14max_running_requests\x18\t \x01(\r\x12\x1c\n\x14tensor_parallel_size\x18\n \x01(\r\x12\x0e\n\x06\x65ngine\x18\x0b \x01(\t\x12\x0f\n\x07version\x18\x0c \x01(\t\"\x10\n\x0eGetInfoRequest\"_\n\x0fGetInfoResponse\x12\"\n\x04info\x18\x01 \x01(\x0b\x32\x14.shoal.v1.WorkerInfo\x12(\n\x08progress\x18\x02 \x01(\x0b\x32\x16.shoal.v1.LoadProgress\":\n\x0cLoadProgress\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0c\n\x04\x64one\x18\x02 \x01(\x04\x12\r\n\x05total\x18\x03 \x01(\x04\"9\n\x15WorkerGenerateRequest\x12 \n\x06submit\x18\x01 \x01(\x0b\x32\x10.shoal.v1.Submit\"|\n\x16WorkerGenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12)\n\x08logprobs\x18\x02 \x03(\x0b\x32\x17.shoal.v1.TokenLogprobs\x12$\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x12.shoal.v1.Finished\"\x0e\n\x0c\x44rainRequest\"%\n\rDrainResponse\x12\x14\n\x0cnum_requests\x18\x01 \x01(\r\"\x13\n\x11\x46lushCacheRequest\"\'\n\x12\x46lushCacheResponse\x12\x11\n\tnum_pages\x18\x01 \x01(\r2\xec\x02\n\x06Worker\x12N\n\x07Session\x12\x1e.shoal.v1.WorkerSessionRequest\x1a\x1f.shoal.v1.WorkerSessionResponse(\x01\x30\x01\x12O\n\x08Generate\x12\x1f.shoal.v1.WorkerGenerateRequest\x1a .shoal.v1.WorkerGenerateResponse0\x01\x12>\n\x07GetInfo\x12\x18.shoal.v1.GetInfoRequest\x1a\x19.shoal.v1.GetInfoResponse\x12\x38\n\x05\x44rain\x12\x16.shoal.v1.DrainRequest\x1a\x17.shoal.v1.DrainResponse\x12G\n\nFlushCache\x12\x1b.shoal.v1.FlushCacheRequest\x1a\x1c.shoal.v1.FlushCacheResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,27 +49,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROWLOGPROBS']._serialized_start=995
   _globals['_ROWLOGPROBS']._serialized_end=1113
   _globals['_LOAD']._serialized_start=1116
-  _globals['_LOAD']._serialized_end=1282
-  _globals['_WORKERINFO']._serialized_start=1285
-  _globals['_WORKERINFO']._serialized_end=1545
-  _globals['_GETINFOREQUEST']._serialized_start=1547
-  _globals['_GETINFOREQUEST']._serialized_end=1563
-  _globals['_GETINFORESPONSE']._serialized_start=1565
-  _globals['_GETINFORESPONSE']._serialized_end=1660
-  _globals['_LOADPROGRESS']._serialized_start=1662
-  _globals['_LOADPROGRESS']._serialized_end=1720
-  _globals['_WORKERGENERATEREQUEST']._serialized_start=1722
-  _globals['_WORKERGENERATEREQUEST']._serialized_end=1779
-  _globals['_WORKERGENERATERESPONSE']._serialized_start=1781
-  _globals['_WORKERGENERATERESPONSE']._serialized_end=1905
-  _globals['_DRAINREQUEST']._serialized_start=1907
-  _globals['_DRAINREQUEST']._serialized_end=1921
-  _globals['_DRAINRESPONSE']._serialized_start=1923
-  _globals['_DRAINRESPONSE']._serialized_end=1960
-  _globals['_FLUSHCACHEREQUEST']._serialized_start=1962
-  _globals['_FLUSHCACHEREQUEST']._serialized_end=1981
-  _globals['_FLUSHCACHERESPONSE']._serialized_start=1983
-  _globals['_FLUSHCACHERESPONSE']._serialized_end=2022
-  _globals['_WORKER']._serialized_start=2025
-  _globals['_WORKER']._serialized_end=2389
+  _globals['_LOAD']._serialized_end=1302
+  _globals['_WORKERINFO']._serialized_start=1305
+  _globals['_WORKERINFO']._serialized_end=1565
+  _globals['_GETINFOREQUEST']._serialized_start=1567
+  _globals['_GETINFOREQUEST']._serialized_end=1583
+  _globals['_GETINFORESPONSE']._serialized_start=1585
+  _globals['_GETINFORESPONSE']._serialized_end=1680
+  _globals['_LOADPROGRESS']._serialized_start=1682
+  _globals['_LOADPROGRESS']._serialized_end=1740
+  _globals['_WORKERGENERATEREQUEST']._serialized_start=1742
+  _globals['_WORKERGENERATEREQUEST']._serialized_end=1799
+  _globals['_WORKERGENERATERESPONSE']._serialized_start=1801
+  _globals['_WORKERGENERATERESPONSE']._serialized_end=1925
+  _globals['_DRAINREQUEST']._serialized_start=1927
+  _globals['_DRAINREQUEST']._serialized_end=1941
+  _globals['_DRAINRESPONSE']._serialized_start=1943
+  _globals['_DRAINRESPONSE']._serialized_end=1980
+  _globals['_FLUSHCACHEREQUEST']._serialized_start=1982
+  _globals['_FLUSHCACHEREQUEST']._serialized_end=2001
+  _globals['_FLUSHCACHERESPONSE']._serialized_start=2003
+  _globals['_FLUSHCACHERESPONSE']._serialized_end=2042
+  _globals['_WORKER']._serialized_start=2045
+  _globals['_WORKER']._serialized_end=2409
 # @@protoc_insertion_point(module_scope)

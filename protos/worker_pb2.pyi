@@ -362,6 +362,7 @@ class Load(_message.Message):
     NUM_PAGES_FIELD_NUMBER: _builtins.int
     NUM_PREEMPTED_FIELD_NUMBER: _builtins.int
     PREFIX_DIGEST_FIELD_NUMBER: _builtins.int
+    HAS_DIGEST_FIELD_NUMBER: _builtins.int
     num_running: _builtins.int
     """Requests that hold KV pages."""
     num_waiting: _builtins.int
@@ -374,10 +375,12 @@ class Load(_message.Message):
     """All pages of the pool."""
     num_preempted: _builtins.int
     """Times a request lost its pages, since the start."""
+    has_digest: _builtins.bool
+    """prefix_digest is the whole digest, even if it is empty."""
     @_builtins.property
     def prefix_digest(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Hashes of cached prefixes in blocks of 64 tokens, bounded, newest first. Sent
-        at most once a second; a frame without any leaves the last ones standing.
+        at most once a second; without has_digest the last ones are left standing.
         """
 
     def __init__(
@@ -390,10 +393,11 @@ class Load(_message.Message):
         num_pages: _builtins.int = ...,
         num_preempted: _builtins.int = ...,
         prefix_digest: _abc.Iterable[_builtins.int] | None = ...,
+        has_digest: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_evictable_pages", b"num_evictable_pages", "num_free_pages", b"num_free_pages", "num_pages", b"num_pages", "num_preempted", b"num_preempted", "num_running", b"num_running", "num_waiting", b"num_waiting", "prefix_digest", b"prefix_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_digest", b"has_digest", "num_evictable_pages", b"num_evictable_pages", "num_free_pages", b"num_free_pages", "num_pages", b"num_pages", "num_preempted", b"num_preempted", "num_running", b"num_running", "num_waiting", b"num_waiting", "prefix_digest", b"prefix_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,6 +8,7 @@ commands, and is told of events.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 
 from protos import common_pb2, engine_pb2, worker_pb2
@@ -39,7 +40,7 @@ class Agent:
         self._sessions: set[Session] = set()
         self._handles = HandleMap()
         self._last_frame = worker_pb2.StepFrame()
-        self._flushes: list[asyncio.Future[int]] = []
+        self._flushes: deque[asyncio.Future[int]] = deque()  # unanswered ones, in order
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -150,10 +151,10 @@ class Agent:
             self._last_frame.epoch = event.ready.epoch
             self.changed.set()
         if event.HasField("flushed_pages"):
-            for answer in self._flushes:  # the rank answers all that came together at once
+            for _ in range(min(event.num_flushes, len(self._flushes))):  # a loss leaves none
+                answer = self._flushes.popleft()
                 if not answer.done():  # else its caller has left
                     answer.set_result(event.flushed_pages)
-            self._flushes.clear()
 
     def _handle_step(self, frame: worker_pb2.StepFrame, stats: engine_pb2.EngineStats) -> None:
         self._metrics.stepped(frame, stats)

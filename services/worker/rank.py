@@ -94,6 +94,7 @@ class RankLoop:
         event.stats.CopyFrom(stats_to_proto(self._scheduler))
         if now - self._last_digest >= _SIGN_OF_LIFE:
             event.step.load.prefix_digest.extend(self._scheduler.digest())
+            event.step.load.has_digest = True
             self._last_digest = now
         self._link.send(event)
         self._has_news = False

@@ -21,7 +21,7 @@ def commands_from_proto(messages: Iterable[engine_pb2.EngineCommand]) -> Command
     return Commands(
         [submission_from_proto(submit) for message in messages for submit in message.submits],
         [handle for message in messages for handle in message.aborts],
-        any(message.flush_cache for message in messages),
+        sum(message.flush_cache for message in messages),
     )
 
 
@@ -102,7 +102,7 @@ class StepMerger:
         self._frame = worker_pb2.StepFrame()
         self._tokens: dict[int, list[int]] = {}
         self._logprobs: dict[int, worker_pb2.RowLogprobs] = {}
-        self._flushed_pages: int | None = None
+        self._flushed_pages = self._num_flushes = 0
 
     def add(self, output: StepOutput) -> None:
         """Appends the news of a step."""
@@ -124,19 +124,22 @@ class StepMerger:
             )
             if ended.stop_token_id is not None:
                 finished.stop_token_id = ended.stop_token_id
-        if output.flushed_pages is not None:
-            self._flushed_pages = (self._flushed_pages or 0) + output.flushed_pages
+        self._flushed_pages += output.flushed_pages
+        self._num_flushes += output.num_flushes
 
     def take(self) -> engine_pb2.EngineEvent:
         """The merged news as an event, to which load and counters are added; starts anew."""
-        event = engine_pb2.EngineEvent(step=self._frame, flushed_pages=self._flushed_pages)
+        event = engine_pb2.EngineEvent(step=self._frame)
+        if self._num_flushes:
+            event.flushed_pages, event.num_flushes = self._flushed_pages, self._num_flushes
         event.step.handles.extend(self._tokens)
         event.step.counts.extend(map(len, self._tokens.values()))
         for tokens in self._tokens.values():
             event.step.token_ids.extend(tokens)
         event.step.logprobs.extend(self._logprobs.values())
         self._frame = worker_pb2.StepFrame()
-        self._tokens, self._logprobs, self._flushed_pages = {}, {}, None
+        self._tokens, self._logprobs = {}, {}
+        self._flushed_pages = self._num_flushes = 0
         return event
 
     def _row(self, handle: int) -> worker_pb2.RowLogprobs:

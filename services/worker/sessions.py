@@ -34,12 +34,14 @@ class Session:
     def add(self, frame: worker_pb2.StepFrame) -> None:
         """Merges a frame, under the client's names, into what is sent next."""
         step = self.outbox.pending.step
-        digest = () if frame.load.prefix_digest else step.load.prefix_digest[:]
+        keeps_digest = step.load.has_digest and not frame.load.has_digest
+        digest = step.load.prefix_digest[:]
         # Lists grow; the load is replaced, zeros included, which a merge would skip. Only
         # its digest stays until there is a newer one: most frames come without.
         step.ClearField("load")
         step.MergeFrom(frame)
-        if digest:
+        if keeps_digest:
+            step.load.has_digest = True
             step.load.prefix_digest.extend(digest)
         self.outbox.notify()
 
@@ -74,6 +76,7 @@ class HandleMap:
         self._owners: dict[int, Session] = {}  # the engine's handle -> whose it is
         self._aborted: set[int] = set()  # engine handles whose rows nobody waits for
         self._last_handle = 0
+        self._last_digest_empty = True
 
     def __len__(self) -> int:
         return len(self._owners)
@@ -108,12 +111,15 @@ class HandleMap:
         With one session and nothing given up the frame is renamed in place.
         """
         sessions = list(sessions)
+        tells_digest = self._tells_digest(frame.load)
         if len(sessions) == 1 and not self._aborted:
-            if _has_news(frame):
+            if tells_digest or _has_news(frame):
                 _rename(frame, sessions[0].names)
                 sessions[0].add(frame)
             return  # without news, the session's heartbeat is enough
         for session, part in self._split(frame, sessions).items():
+            if not tells_digest and not part.ByteSize():
+                continue
             part.epoch, part.step = frame.epoch, frame.step
             part.load.CopyFrom(frame.load)
             session.add(part)
@@ -138,8 +144,17 @@ class HandleMap:
                     copy = getattr(parts[session], group).add()
                     copy.CopyFrom(item)
                     copy.handle = session.names[item.handle]
-        to_all = bool(frame.load.prefix_digest)
-        return {session: part for session, part in parts.items() if to_all or part.ByteSize()}
+        return parts
+
+    def _tells_digest(self, load: worker_pb2.Load) -> bool:
+        """Whether a load's digest must reach every session now.
+
+        An empty one after another is no news: an idle worker's heartbeats may stay rare.
+        """
+        if not load.has_digest:
+            return False
+        was_empty, self._last_digest_empty = self._last_digest_empty, not load.prefix_digest
+        return not (was_empty and self._last_digest_empty)
 
     def _split_rows(self, frame: worker_pb2.StepFrame) -> dict[Session, _Rows]:
         """The rows by session, in plain lists: appending to a message's list is slow."""
@@ -165,7 +180,7 @@ class HandleMap:
 
 
 def _has_news(frame: worker_pb2.StepFrame) -> bool:
-    """A frame that a client waits for, or that tells it about the cache; most are."""
+    """A frame that a client waits for; most are."""
     return bool(
         frame.handles
         or frame.accepted
@@ -173,7 +188,6 @@ def _has_news(frame: worker_pb2.StepFrame) -> bool:
         or frame.started
         or frame.finished
         or frame.logprobs
-        or frame.load.prefix_digest
     )
 
 

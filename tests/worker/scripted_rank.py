@@ -81,7 +81,7 @@ class ScriptedRank:
             if self.requests.pop(handle, None) is not None:
                 frame.finished.add(handle=handle, reason=common_pb2.FINISH_REASON_ABORT)
         if command.flush_cache:
-            self.link.send(engine_pb2.EngineEvent(flushed_pages=11))
+            self.link.send(engine_pb2.EngineEvent(flushed_pages=11, num_flushes=1))
 
     def make_step(self, frame: worker_pb2.StepFrame) -> None:
         self.step += bool(self.requests)

@@ -203,20 +203,43 @@ async def test_a_digest_reaches_every_session_and_outlives_later_frames(
     bench.submit(sessions[0], 1, 9)
     frame = bench.obey()
     frame.load.prefix_digest.extend([1, 2])
+    frame.load.has_digest = True
     bench.deliver(frame)
     (handle,) = bench.live
     bench.deliver(worker_pb2.StepFrame(step=2, handles=[handle], counts=[1], token_ids=[5]))
     for session in sessions:
-        assert list(take(session).load.prefix_digest) == [1, 2]
+        load = take(session).load
+        assert (load.has_digest, list(load.prefix_digest)) == (True, [1, 2])
+    empty = worker_pb2.StepFrame(step=3, load=worker_pb2.Load(has_digest=True))
+    bench.deliver(empty)
+    for session in sessions:
+        load = take(session).load
+        assert (load.has_digest, list(load.prefix_digest)) == (True, [])
+    bench.deliver(empty)  # no news any more
+    assert not any(session.outbox.pending.HasField("step") for session in sessions)
 
 
-async def test_one_answer_ends_every_flush_before_it() -> None:
+async def test_an_empty_digest_takes_the_place_of_one_not_sent_yet() -> None:
     bench = Bench()
-    flushes = [asyncio.create_task(bench.agent.flush_cache()) for _ in range(2)]
+    session = bench.open()
+    for digest in ([1, 2], []):
+        load = worker_pb2.Load(prefix_digest=digest, has_digest=True)
+        bench.deliver(worker_pb2.StepFrame(load=load))
+    bench.deliver(worker_pb2.StepFrame(load=worker_pb2.Load(num_running=1)))
+    load = take(session).load
+    assert (load.has_digest, list(load.prefix_digest)) == (True, [])
+
+
+async def test_an_answer_ends_the_flushes_that_it_counts() -> None:
+    bench = Bench()
+    flushes = [asyncio.create_task(bench.agent.flush_cache()) for _ in range(3)]
     await asyncio.sleep(0)
-    assert [command.flush_cache for command in bench.commands] == [True, True]
-    bench.agent.handle_event(engine_pb2.EngineEvent(flushed_pages=4))
-    assert await asyncio.gather(*flushes) == [4, 4]
+    assert [command.flush_cache for command in bench.commands] == [True, True, True]
+    bench.agent.handle_event(engine_pb2.EngineEvent(flushed_pages=4, num_flushes=2))
+    assert await asyncio.gather(*flushes[:2]) == [4, 4]
+    assert not flushes[2].done()  # sent after the flush that was reported
+    bench.agent.handle_event(engine_pb2.EngineEvent(flushed_pages=0, num_flushes=1))
+    assert await flushes[2] == 0
 
 
 async def test_an_idle_session_is_told_the_last_load() -> None:

@@ -165,6 +165,10 @@ def test_aborts_free_their_pages_and_the_cache_can_be_flushed(rank: RankProcess)
     load = rank.events[-1].step.load
     assert load.num_free_pages == load.num_pages
     assert rank.events[-1].flushed_pages >= 6
+    assert rank.events[-1].num_flushes == 1
+    while not rank.events[-1].step.load.has_digest:
+        rank.read()
+    assert not rank.events[-1].step.load.prefix_digest
 
 
 @pytest.mark.parametrize("rank", [{"fake_step_ms": 1.0}], indirect=True)

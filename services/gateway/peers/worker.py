@@ -143,7 +143,7 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
         if step.HasField("load"):
             self.reported = step.load
             self._unreported = 0
-            if step.load.prefix_digest:
+            if step.load.has_digest:
                 self.prefixes = frozenset(step.load.prefix_digest)
         for handle in step.accepted:
             if sink := self._handlers.get(handle):

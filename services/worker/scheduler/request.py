@@ -40,7 +40,7 @@ class Commands:
 
     submits: Sequence[Submission] = ()
     aborts: Sequence[int] = ()
-    flush_cache: bool = False
+    num_flushes: int = 0  # commands to drop the prefix cache; one flush does for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,8 @@ class StepOutput:
     tokens: list[tuple[int, int]] = field(default_factory=list)  # (handle, token id), in order
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     finished: list[FinishedRequest] = field(default_factory=list)
-    flushed_pages: int | None = None
+    num_flushes: int = 0  # commands that the pages below answer
+    flushed_pages: int = 0
 
     def __bool__(self) -> bool:
         """Whether there is any news."""
@@ -74,7 +75,7 @@ class StepOutput:
             or self.prompt_logprobs
             or self.tokens
             or self.finished
-            or self.flushed_pages is not None
+            or self.num_flushes
         )
 
 

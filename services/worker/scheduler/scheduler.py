@@ -135,7 +135,8 @@ class Scheduler:
             request.state = State.ENDED
             late = DeadlineExceeded("The deadline passed while the request waited for its turn.")
             output.rejected.append((request.handle, late))
-        if commands.flush_cache:
+        if commands.num_flushes:
+            output.num_flushes = commands.num_flushes
             output.flushed_pages = self._residents.kv.flush()
 
     def _submit(self, submission: Submission, output: StepOutput) -> None:

@@ -220,12 +220,24 @@ async def test_a_busy_session_to_a_gone_address_is_released_with_its_last_handle
 
 async def test_a_restarted_worker_is_not_believed_to_hold_what_it_held() -> None:
     peer = WorkerPeer("a:1", SessionTimes(), lambda: None)
-    digest = worker_pb2.StepFrame(epoch=1, load=worker_pb2.Load(prefix_digest=[7]))
+    load = worker_pb2.Load(prefix_digest=[7], has_digest=True)
+    digest = worker_pb2.StepFrame(epoch=1, load=load)
     peer._on_frame(Response(info=worker_pb2.WorkerInfo(epoch=1), step=digest))
     peer._on_frame(Response(info=worker_pb2.WorkerInfo(epoch=1)))
     assert peer.prefixes == {7}
     peer._on_frame(Response(info=worker_pb2.WorkerInfo(epoch=2)))
     assert peer.prefixes == frozenset()
+
+
+async def test_an_empty_digest_forgets_the_prefixes_and_an_absent_one_does_not() -> None:
+    peer = WorkerPeer("a:1", SessionTimes(), lambda: None)
+    for load, prefixes in (
+        (worker_pb2.Load(prefix_digest=[7], has_digest=True), {7}),
+        (worker_pb2.Load(num_running=1), {7}),
+        (worker_pb2.Load(has_digest=True), set()),
+    ):
+        peer._on_frame(Response(step=worker_pb2.StepFrame(load=load)))
+        assert peer.prefixes == prefixes
 
 
 async def test_a_new_session_has_nothing_unreported() -> None:

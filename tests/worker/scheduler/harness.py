@@ -172,7 +172,7 @@ class Harness:
 
     def step(self, *, flush_cache: bool = False) -> StepOutput:
         """One step, its news handed to the clients, the books checked."""
-        commands = Commands(self._submits, self._aborts, flush_cache)
+        commands = Commands(self._submits, self._aborts, int(flush_cache))
         self._submits, self._aborts = [], []
         self.now += 0.01
         output = self.scheduler.step(commands, self.now)
