@@ -73,8 +73,7 @@ class DetokenizerServicer(tokenizer_pb2_grpc.DetokenizerServicer):
 
         async def write(response: tokenizer_pb2.DetokenizerSessionResponse) -> None:
             response.draining = self._sessions.draining
-            async with asyncio.timeout(self._sessions.peer_timeout):
-                await context.write(response)
+            await context.write(response)
 
         try:
             await self._sessions.serve(session.outbox, request_iterator, session.receive, write)

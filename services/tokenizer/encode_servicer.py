@@ -63,8 +63,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
 
         async def write(response: tokenizer_pb2.TokenizerSessionResponse) -> None:
             response.draining = self._sessions.draining
-            async with asyncio.timeout(self._sessions.peer_timeout):
-                await context.write(response)
+            await context.write(response)
 
         try:
             await self._sessions.serve(session.outbox, request_iterator, session.receive, write)

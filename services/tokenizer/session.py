@@ -1,8 +1,7 @@
-"""What the sessions of both roles have in common: who is connected, and how one ends.
+"""What the sessions of both roles have in common: who is connected, and what is in flight.
 
-A session reads and writes at once; the reader never waits for the writer. It ends when
-the client leaves or falls silent, or when the process has drained. Knows nothing of what
-the messages mean.
+A session ends when the client leaves or falls silent, or when the process has drained.
+Knows nothing of what the messages mean.
 """
 
 from __future__ import annotations
@@ -13,10 +12,8 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from services.common.errors import Unavailable
 from services.common.rpc import IDLE_PEER_TIMEOUT_SECONDS, Outbox
-
-_FLUSH_SECONDS = 1.0  # for the last messages of a session that ends in order
+from services.common.session import serve_client
 
 Q = TypeVar("Q", bound=Message)
 A = TypeVar("A", bound=Message)
@@ -35,7 +32,7 @@ class Sessions:
         self._outboxes: set[Outbox[Any]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._ended = asyncio.Event()
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def __len__(self) -> int:
         return len(self._outboxes)
@@ -60,7 +57,8 @@ class Sessions:
 
     def end(self) -> None:
         """Ends every session once what it has pending is written."""
-        self._ended.set()
+        if not self._ended.done():
+            self._ended.set_result(None)
 
     async def serve(
         self,
@@ -75,30 +73,9 @@ class Sessions:
         if the client falls silent or does not read, and what `receive` raises.
         """
         self._outboxes.add(outbox)
-        tasks = [
-            asyncio.create_task(outbox.run(write)),
-            asyncio.create_task(self._read(requests, receive)),
-            asyncio.create_task(self._ended.wait()),
-        ]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
-                if task.done():
-                    task.result()
-            if self._ended.is_set():
-                async with asyncio.timeout(_FLUSH_SECONDS):
-                    await outbox.flushed()
-        except TimeoutError:
-            raise Unavailable(f"the client was silent for {self.peer_timeout:g} s")
+            await serve_client(
+                outbox, requests, receive, write, self._ended, peer_timeout=self.peer_timeout
+            )
         finally:
             self._outboxes.discard(outbox)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _read(self, requests: AsyncIterator[Q], receive: Callable[[Q], None]) -> None:
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(self.peer_timeout) as silence:
-            async for request in requests:
-                silence.reschedule(loop.time() + self.peer_timeout)
-                receive(request)

@@ -6,18 +6,15 @@ cannot be written yet merges in the session's outbox.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from typing import Any
+import functools
+from collections.abc import AsyncIterator
 
 from protos import worker_pb2, worker_pb2_grpc
-from services.common.errors import Unavailable
 from services.common.rpc import IDLE_PEER_TIMEOUT_SECONDS
+from services.common.session import run_session, serve_client
 from services.common.wire import error_from_proto
 from services.worker.agent import Agent
-from services.worker.sessions import Session as ClientSession
 
-_FLUSH_SECONDS = 1.0  # for the last messages of a session that ends in order
 _MAX_DEADLINE_MS = (1 << 32) - 1
 
 
@@ -40,42 +37,19 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
         async def write(response: worker_pb2.WorkerSessionResponse) -> None:
             self._agent.stamp(response)
-            async with asyncio.timeout(self._peer_timeout):
-                await context.write(response)
+            await context.write(response)
 
         try:
-            await self._serve(
-                session, session.outbox.run(write), self._read(session, request_iterator)
+            await serve_client(
+                session.outbox,
+                request_iterator,
+                functools.partial(self._agent.receive, session),
+                write,
+                session.ended,
+                peer_timeout=self._peer_timeout,
             )
-        except TimeoutError:
-            raise Unavailable(f"the client was silent for {self._peer_timeout:g} s")
-
-    async def _serve(self, session: ClientSession, *work: Coroutine[Any, Any, None]) -> None:
-        """Runs a session's coroutines until one ends or the agent ends the session."""
-        tasks = [asyncio.create_task(coroutine) for coroutine in work]
-        try:
-            await asyncio.wait({*tasks, session.ended}, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
-                if task.done():
-                    task.result()
-            if session.ended.done():
-                session.ended.result()
-                async with asyncio.timeout(_FLUSH_SECONDS):
-                    await session.outbox.flushed()
         finally:
             self._agent.close_session(session)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _read(
-        self, session: ClientSession, requests: AsyncIterator[worker_pb2.WorkerSessionRequest]
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(self._peer_timeout) as silence:
-            async for request in requests:
-                silence.reschedule(loop.time() + self._peer_timeout)
-                self._agent.receive(session, request)
 
     async def Generate(  # type: ignore[override]
         self,
@@ -104,7 +78,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                 session.end()  # once it is written: a slow client may take its time
 
         self._agent.receive(session, worker_pb2.WorkerSessionRequest(submits=[submit]))
-        await self._serve(session, session.outbox.run(write))
+        try:
+            await run_session(session.outbox, write, session.ended)
+        finally:
+            self._agent.close_session(session)
 
     async def GetInfo(
         self, request: worker_pb2.GetInfoRequest, context: worker_pb2_grpc._ServicerContext

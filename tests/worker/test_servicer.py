@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from protos import common_pb2, engine_pb2, worker_pb2
-from services.worker import servicer
+from services.common import session
 from services.worker.servicer import WorkerServicer
 from tests.worker.test_agent_map import Bench
 
@@ -33,7 +33,7 @@ class SlowClient:
 async def test_the_last_message_of_generate_waits_for_a_slow_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(servicer, "_FLUSH_SECONDS", 0.01)
+    monkeypatch.setattr(session, "FLUSH_SECONDS", 0.01)
     bench, client = Bench(), SlowClient()
     request = worker_pb2.WorkerGenerateRequest(submit=worker_pb2.Submit(prompt_ids=[1]))
     call = asyncio.ensure_future(cast(Any, WorkerServicer(bench.agent)).Generate(request, client))
