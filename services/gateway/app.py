@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 SERVICE = "shoal.v1.Inference"
 # What connections get, after the streams have ended, to take in their last bytes.
 _LINGER_SECONDS = 2
+_UNREAD_MILLISECONDS = 60_000  # for which a client may take nothing of what is sent to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,9 @@ def _listen(host: str, port: int) -> socket.socket:
         with ExitStack() as closing:
             listener = closing.enter_context(socket.socket(family, kind, protocol))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Connections inherit it. Without it a client that stays and never reads
+            # keeps its request for ever: no write of it ends, and none fails.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MILLISECONDS)
             listener.bind(address)
             closing.pop_all()
     except OSError as error:

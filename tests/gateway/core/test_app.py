@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from protos import common_pb2, inference_pb2, inference_pb2_grpc
 from services.common import rpc
 from services.common.errors import StartupError
+from services.gateway import app as app_module
 from services.gateway.app import SERVICE, Endpoints, serve
 from services.gateway.config import GatewayConfig
 from services.gateway.core import Core
@@ -173,3 +175,15 @@ async def test_decoding_inside_the_gateway(tmp_path: Path) -> None:
         assert handles == 0
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+def test_a_client_that_takes_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app_module, "_UNREAD_MILLISECONDS", 300)
+    with app_module._listen("127.0.0.1", 0) as listener:
+        listener.listen()
+        listener.setblocking(True)
+        with socket.create_connection(listener.getsockname()), listener.accept()[0] as connection:
+            connection.settimeout(10)  # seconds after which nothing has ended it
+            with pytest.raises(TimeoutError) as caught:
+                connection.sendall(bytes(1 << 26))  # more than sockets hold
+            assert caught.value.errno == errno.ETIMEDOUT  # the kernel's, not settimeout's
