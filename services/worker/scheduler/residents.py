@@ -27,6 +27,8 @@ class Residents:
         self._leaving: list[Request] = []  # ended, with a row in a batch in flight
         self._loose_pages: list[tuple[int, list[int]]] = []  # to be freed after that step
         self._last_done = 0  # the last step whose batch is done
+        self._num_gains = 0  # times that room, or a cached prefix, may have been won
+        self._refusal = (0, 0)  # the sequence number last refused, and the gains by then
 
     @property
     def num_running(self) -> int:
@@ -55,8 +57,11 @@ class Residents:
 
         Returns False, with nothing changed, if there is not enough. Beyond its own pages one
         a running request must be left, or it would be preempted as soon as those decode on.
+        A request that was refused is looked at again when something was gained since: each
+        look makes its prefix the newest one, at the cost of others.
         """
-        if not self.slots.num_free:
+        attempt = (request.sequence, self._num_gains)
+        if not self.slots.num_free or attempt == self._refusal:
             return False
         ids = request.prefill_ids
         # Tokens whose log-probabilities are wanted must be computed, cached or not.
@@ -64,6 +69,7 @@ class Residents:
         missing = self.kv.pages_for(len(ids)) - len(table.pages)
         if missing + len(self._running) > self.kv.num_available:
             self.kv.close(table)
+            self._refusal = attempt
             return False
         extended = self.kv.extend(table, len(ids))
         assert extended
@@ -101,6 +107,7 @@ class Residents:
         table = request.table
         assert table is not None
         loose = self.kv.store(table, request.prefill_ids[:num_tokens])
+        self._num_gains += 1
         if loose:
             self.slots.write(request.slot, 0, table.pages[: table.num_shared])
             if request.last_step <= self._last_done:
@@ -111,6 +118,7 @@ class Residents:
     def leave(self, request: Request) -> None:
         """Lets an ended request go: now, or when its last batch is done."""
         del self._running[request.handle]
+        self._num_gains += 1
         request.state = State.ENDED
         if request.last_step <= self._last_done:
             self._release(request)
@@ -125,6 +133,7 @@ class Residents:
             self._release(request)
         for last_step, pages in [entry for entry in self._loose_pages if entry[0] <= number]:
             self._loose_pages.remove((last_step, pages))
+            self._num_gains += 1
             self.kv.free(pages)
 
     def check_integrity(self) -> None:
@@ -137,6 +146,7 @@ class Residents:
         """Caches what a request has computed and frees its pages and slot."""
         table = request.table
         assert table is not None
+        self._num_gains += 1
         # The id of a dropped token is not known, so what was computed from it is not cached.
         loose = self.kv.store(table, request.token_ids[: request.num_computed])
         self.kv.free(loose)

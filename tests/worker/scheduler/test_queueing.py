@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 
 from services.common.errors import ErrorCode
@@ -113,3 +115,22 @@ def test_prompts_get_their_turn_under_every_policy() -> None:
     quotas = [decode_first.quota(4, prefill_waits=True) for _ in range(34)]
     assert sum(not quota.decode for quota in quotas) == 2
     assert Policy("mixed", 32).quota(500, prefill_waits=True) == Quota(True, 8)
+
+
+def test_a_request_that_finds_no_room_is_not_looked_up_each_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = Harness(make_info(num_pages=12))
+    running = harness.submit([1] * 8, 30)
+    for _ in range(5):
+        harness.step()
+    waiting = harness.submit([2] * 40, 4)
+    kv = harness.scheduler._residents.kv
+    lookup = Mock(wraps=kv.open)
+    monkeypatch.setattr(kv, "open", lookup)
+    for _ in range(10):
+        harness.step()
+    assert not running.ended
+    assert lookup.call_count == 1
+    harness.run()
+    assert waiting.tokens == waiting.oracle(4)
