@@ -125,7 +125,7 @@ class Ranks:
 
     def send(self, command: engine_pb2.EngineCommand) -> None:
         """Sends a command to rank 0; dropped if it is gone, which `lost` tells."""
-        if self._writer is not None:
+        if self._writer is not None and not self._writer.is_closing():
             # Never waits: a rank that stopped reading is found by its silence.
             write_message(self._writer, command)
 

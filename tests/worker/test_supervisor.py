@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 import psutil
 import pytest
+import uvloop
 
 from protos import engine_pb2
 from services.worker.config import WorkerConfig
@@ -141,3 +142,22 @@ async def test_silence_and_its_end_are_told_at_once() -> None:
             await recovered.wait()
         assert states == [False, True]
         assert not ranks.lost.is_set()
+
+
+def test_a_command_to_ranks_that_are_gone_is_dropped() -> None:
+    async def lose_and_send() -> None:
+        ready = asyncio.Event()
+        async with Ranks(WorkerConfig(engine="fake"), module=SCRIPTED) as ranks:
+            await ranks.start(lambda event: ready.set(), lambda: None)
+            async with asyncio.timeout(30):
+                await ready.wait()
+                for process in psutil.Process().children():
+                    process.kill()
+                await ranks.lost.wait()
+            for _ in range(20):  # turns of the loop in which the socket's end is closed
+                ranks.send(engine_pb2.EngineCommand())
+                await asyncio.sleep(0.01)
+
+    # A worker runs on uvloop, whose closed transports raise where asyncio's drop.
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(lose_and_send())
