@@ -175,13 +175,31 @@ def _converter(hint: Any) -> Callable[[str], Any]:
         return _split
     if hint is bool:
         return _boolean
-    if hint in (int, float, str):
-        return hint  # type: ignore[no-any-return]
+    if hint is int:
+        return _integer
+    if hint is float:
+        return _number
+    if hint is str:
+        return str
     raise TypeError(f"no command-line form for {hint}")
 
 
 def _split(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
 
 
 def _boolean(text: str) -> bool:

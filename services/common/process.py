@@ -47,7 +47,7 @@ def die_with_parent() -> None:
 def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, int | None]]) -> NoReturn:
     """Runs a service's main coroutine and exits with its status.
 
-    `main` gets an event that SIGTERM or SIGINT sets: drain, then return. A second
+    `main` gets an event that SIGTERM, SIGINT or SIGHUP sets: drain, then return. A second
     signal ends the process at once. uvloop is used where it loads.
     """
     die_with_parent()
@@ -75,6 +75,6 @@ async def _with_signals(main: Callable[[asyncio.Event], Coroutine[Any, Any, int 
             os._exit(128 + number)
         stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # the last: a terminal closed
         loop.add_signal_handler(number, on_signal, number)
     return await main(stop) or 0

@@ -15,7 +15,7 @@ from services.fleet.local import LocalFleet
 
 
 def main(argv: Sequence[str]) -> NoReturn:
-    """Serves until SIGINT or SIGTERM; a second signal ends everything at once."""
+    """Serves until SIGINT, SIGTERM or SIGHUP; a second signal ends everything at once."""
     config = parse(
         FleetConfig,
         argv,

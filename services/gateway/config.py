@@ -60,7 +60,9 @@ class GatewayConfig:
         group=_PEERS,
     )
     max_resumes: int = option(
-        3, "times a request may move to another instance after losing one", group=_PEERS
+        3,
+        "times a request may move to another worker, and likewise to another detokenizer",
+        group=_PEERS,
     )
     hold_timeout: float = option(
         0.0, "seconds a new request waits for a worker when there is none", group=_PEERS

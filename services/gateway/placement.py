@@ -159,18 +159,18 @@ class Placement:
         )
 
     def _spend_move(self, choice: Choice, kind: str, error: Unavailable) -> None:
-        """Raises an error for the client if the choice has no move left."""
+        """Raises an error for the client if the choice has no move of this kind left."""
         log.info(
             "moving a choice",
             extra={"request_id": self._request.request_id, "peer": kind, "reason": error.message},
         )
-        if choice.num_moves >= self._host.max_moves:
+        if choice.num_moves[kind] >= self._host.max_moves:
             raise PeerLost(
                 f"the {kind} that served this request was lost, and it has moved"
-                f" {choice.num_moves} times already",
+                f" {choice.num_moves[kind]} times already",
                 retry_after=1.0,
             )
-        choice.num_moves += 1
+        choice.num_moves[kind] += 1
         self._host.metrics.count_move(kind)
 
     def _patience(self) -> float:

@@ -61,7 +61,7 @@ class Ranks:
         self._module = module
         self._on_event: Callable[[engine_pb2.EngineEvent], None] = lambda event: None
         self._on_responsive: Callable[[], None] = lambda: None
-        self._directory = Path(tempfile.mkdtemp(prefix="shoal-worker-"))
+        self._directory: Path | None = None  # the rank's socket, torchrun's logs
         self._server: asyncio.Server | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -103,6 +103,11 @@ class Ranks:
         self._on_event, self._on_responsive = on_event, on_responsive
         loop = asyncio.get_running_loop()
         self._heard_at = loop.time()
+        # Beside the worker's own socket, if it has one: a fleet's directory goes as a whole,
+        # also when the worker is killed.
+        address = self._config.address
+        beside = Path(address.removeprefix("unix:")).parent if address.startswith("unix:") else None
+        self._directory = Path(tempfile.mkdtemp(prefix="ranks-", dir=beside))
         path = str(self._directory / "rank.sock")
         self._server = await asyncio.start_unix_server(self._read, path)
         environment = child_environment() | {
@@ -157,7 +162,8 @@ class Ranks:
         if self._process is not None:
             await self._end(self._process)
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         if self._writer is not None and not self._stuck:

@@ -123,7 +123,7 @@ def test_a_bad_variable_is_one_sentence(
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
-        (["--size", "big"], "argument --size: invalid int value: 'big'"),
+        (["--size", "big"], "argument --size: 'big' is not a whole number"),
         (["--size=-2"], "--size must not be negative"),
         (["--kind", "c"], "argument --kind: invalid choice: 'c'"),
         (["--siz", "3"], "unrecognized arguments: --siz 3"),

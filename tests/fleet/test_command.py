@@ -49,7 +49,7 @@ def test_each_command_has_help(capsys: pytest.CaptureFixture[str], name: str) ->
     [
         (["sreve"], "shoal: there is no command 'sreve'; choose from serve, chat,"),
         (["serve", "--workers", "0"], "shoal serve: --workers must be at least 1"),
-        (["serve", "--port", "none"], "shoal serve: argument --port: invalid int value"),
+        (["serve", "--port", "none"], "shoal serve: argument --port: 'none' is not"),
         (["chat", "--url", "here"], "shoal chat: --url 'here' does not start with http"),
     ],
 )
