@@ -57,9 +57,7 @@ class Choice:
         self.cached_tokens = 0
         self.fingerprint: str | None = None  # of the worker that emitted the first id
         self.finish_reason: FinishReason | None = None
-        self.num_moves: Counter[str] = (
-            Counter()
-        )  # by kind of peer: one's losses cost the other none
+        self.num_moves: Counter[str] = Counter()  # by kind of peer
         self._owner = owner
         self._stop_token_ids = frozenset(stop_token_ids)
         self._logprobs: list[TokenLogprobs] | None = [] if with_logprobs else None  # unread
