@@ -32,8 +32,8 @@ MAX_PUBLIC_MESSAGE_BYTES = 16 * 1024 * 1024  # from clients of the gateway
 # most of what an idle fleet costs.
 HEARTBEAT_SECONDS = 2.0
 PEER_TIMEOUT_SECONDS = 5.0
-IDLE_HEARTBEAT_SECONDS = 4.0
-IDLE_PEER_TIMEOUT_SECONDS = 12.0
+IDLE_HEARTBEAT_SECONDS = 6.0
+IDLE_PEER_TIMEOUT_SECONDS = 15.0
 
 _KEEPALIVE_MS = 20_000
 _MIN_PING_INTERVAL_MS = 10_000  # servers accept pings at twice the rate clients send them

@@ -145,9 +145,12 @@ def _abort_and_step_times(fleet: ServedFleet) -> list[float]:
 
 
 def test_an_idle_fleet_uses_no_cpu(fleet: ServedFleet) -> None:
-    """The best of three windows: whatever else the machine does only adds to it."""
+    """The best of three windows: whatever else the machine does only adds to it.
+
+    The aim is 1 % of a core, and it is printed; a shared machine gets twice that.
+    """
     assert_nothing_is_held(fleet)
-    window = 10.0
+    window, best = 10.0, 1.0
     for _ in range(3):
         processes = fleet.tree()
         before = {p.pid: _cpu_seconds(p.pid) for p in processes}
@@ -157,9 +160,10 @@ def test_an_idle_fleet_uses_no_cpu(fleet: ServedFleet) -> None:
         print(f"idle fleet: {share:.2%} of a core over {window:.0f} s, {len(used)} processes")
         for process in processes:
             print(f"  {used[process.pid] / window:.2%} {' '.join(process.cmdline()[2:5])}")
-        if share < 0.01:
-            return
-    raise AssertionError(f"an idle fleet used {share:.2%} of a core")
+        best = min(best, share)
+        if best < 0.01:
+            break
+    assert best < 0.02
 
 
 def _cpu_seconds(pid: int) -> float:
