@@ -37,7 +37,7 @@ from services.worker.rank_messages import (
 )
 from services.worker.scheduler.scheduler import Scheduler
 
-_SIGN_OF_LIFE = 1.0  # seconds; the digest goes out no more often either
+_SIGN_OF_LIFE = 2.0  # seconds; the digest goes out no more often either
 _FAREWELL = 5.0  # seconds that the agent gets to read the last words
 
 log = logging.getLogger(__name__)

@@ -194,7 +194,7 @@ class Ranks:
             f"--rdzv-id=shoal-{os.getpid()}",
             "--local-addr=localhost",  # no look-up of the host's own name
             "--max-restarts=0",
-            "--monitor-interval=1",
+            "--monitor-interval=3",
             f"--log-dir={self._directory}",
             *("-m", self._module),
         ]

@@ -32,7 +32,7 @@ from services.common.errors import (
 log = logging.getLogger(__name__)
 
 _MAX_HANDLE = 1 << 31
-_WATCH_SECONDS = 1.0
+_WATCH_SECONDS = 2.0
 # A watchdog that wakes this late was not running: the silence was ours, not the peer's.
 _STALL_SECONDS = 1.0
 
