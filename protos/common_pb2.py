@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/common.proto\x12\x08shoal.v1\"z\n\x05\x45rror\x12!\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x13.shoal.v1.ErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05param\x18\x03 \x01(\t\x12\x1b\n\x0eretry_after_ms\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x11\n\x0f_retry_after_ms\"\x93\x05\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x11H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12;\n\nlogit_bias\x18\t \x03(\x0b\x32\'.shoal.v1.SamplingParams.LogitBiasEntry\x12\x17\n\nmax_tokens\x18\n \x01(\rH\x08\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x0b \x01(\rH\t\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\n\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0f \x01(\rH\x0b\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"y\n\x0bTextOptions\x12\x0c\n\x04stop\x18\x01 \x03(\t\x12\"\n\x1ainclude_stop_str_in_output\x18\x02 \x01(\x08\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"_\n\rTokenLogprobs\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"\xe3\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x14\n\x07\x63ontent\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x11\n\x04name\x18\x03 \x01(\tH\x01\x88\x01\x01\x12&\n\ntool_calls\x18\x04 \x03(\x0b\x32\x12.shoal.v1.ToolCall\x12\x19\n\x0ctool_call_id\x18\x05 \x01(\tH\x02\x88\x01\x01\x12\x1e\n\x11reasoning_content\x18\x06 \x01(\tH\x03\x88\x01\x01\x42\n\n\x08_contentB\x07\n\x05_nameB\x0f\n\r_tool_call_idB\x14\n\x12_reasoning_content\"\xc5\x01\n\nChatPrompt\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.shoal.v1.ChatMessage\x12\x12\n\ntools_json\x18\x02 \x01(\t\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x16\x63ontinue_final_message\x18\x04 \x01(\x08\x12\x1c\n\x14template_kwargs_json\x18\x05 \x01(\tB\x18\n\x16_add_generation_prompt*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03*\xec\x02\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x45RROR_CODE_INVALID_ARGUMENT\x10\x01\x12&\n\"ERROR_CODE_CONTEXT_LENGTH_EXCEEDED\x10\x02\x12\x18\n\x14\x45RROR_CODE_NOT_FOUND\x10\x03\x12\x18\n\x14\x45RROR_CODE_TOO_LARGE\x10\x04\x12\x19\n\x15\x45RROR_CODE_OVERLOADED\x10\x05\x12\x1a\n\x16\x45RROR_CODE_UNAVAILABLE\x10\x06\x12 \n\x1c\x45RROR_CODE_DEADLINE_EXCEEDED\x10\x07\x12\x17\n\x13\x45RROR_CODE_INTERNAL\x10\x08\x12\x18\n\x14\x45RROR_CODE_CANCELLED\x10\t\x12\x1e\n\x1a\x45RROR_CODE_UNAUTHENTICATED\x10\n\x12\x1a\n\x16\x45RROR_CODE_UNSUPPORTED\x10\x0b\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/common.proto\x12\x08shoal.v1\"z\n\x05\x45rror\x12!\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x13.shoal.v1.ErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05param\x18\x03 \x01(\t\x12\x1b\n\x0eretry_after_ms\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x11\n\x0f_retry_after_ms\"\xb7\x05\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x11H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12;\n\nlogit_bias\x18\t \x03(\x0b\x32\'.shoal.v1.SamplingParams.LogitBiasEntry\x12\x17\n\nmax_tokens\x18\n \x01(\rH\x08\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x0b \x01(\rH\t\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\n\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0f \x01(\rH\x0b\x88\x01\x01\x12\"\n\x07grammar\x18\x10 \x01(\x0b\x32\x11.shoal.v1.Grammar\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"u\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12$\n\x07\x63hoices\x18\x03 \x01(\x0b\x32\x11.shoal.v1.ChoicesH\x00\x12\x0e\n\x04lark\x18\x04 \x01(\tH\x00\x42\x0c\n\nconstraint\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"y\n\x0bTextOptions\x12\x0c\n\x04stop\x18\x01 \x03(\t\x12\"\n\x1ainclude_stop_str_in_output\x18\x02 \x01(\x08\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"_\n\rTokenLogprobs\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"\xe3\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x14\n\x07\x63ontent\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x11\n\x04name\x18\x03 \x01(\tH\x01\x88\x01\x01\x12&\n\ntool_calls\x18\x04 \x03(\x0b\x32\x12.shoal.v1.ToolCall\x12\x19\n\x0ctool_call_id\x18\x05 \x01(\tH\x02\x88\x01\x01\x12\x1e\n\x11reasoning_content\x18\x06 \x01(\tH\x03\x88\x01\x01\x42\n\n\x08_contentB\x07\n\x05_nameB\x0f\n\r_tool_call_idB\x14\n\x12_reasoning_content\"\xc5\x01\n\nChatPrompt\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.shoal.v1.ChatMessage\x12\x12\n\ntools_json\x18\x02 \x01(\t\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x16\x63ontinue_final_message\x18\x04 \x01(\x08\x12\x1c\n\x14template_kwargs_json\x18\x05 \x01(\tB\x18\n\x16_add_generation_prompt*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03*\xec\x02\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x45RROR_CODE_INVALID_ARGUMENT\x10\x01\x12&\n\"ERROR_CODE_CONTEXT_LENGTH_EXCEEDED\x10\x02\x12\x18\n\x14\x45RROR_CODE_NOT_FOUND\x10\x03\x12\x18\n\x14\x45RROR_CODE_TOO_LARGE\x10\x04\x12\x19\n\x15\x45RROR_CODE_OVERLOADED\x10\x05\x12\x1a\n\x16\x45RROR_CODE_UNAVAILABLE\x10\x06\x12 \n\x1c\x45RROR_CODE_DEADLINE_EXCEEDED\x10\x07\x12\x17\n\x13\x45RROR_CODE_INTERNAL\x10\x08\x12\x18\n\x14\x45RROR_CODE_CANCELLED\x10\t\x12\x1e\n\x1a\x45RROR_CODE_UNAUTHENTICATED\x10\n\x12\x1a\n\x16\x45RROR_CODE_UNSUPPORTED\x10\x0b\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,26 +33,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=1551
-  _globals['_FINISHREASON']._serialized_end=1671
-  _globals['_ERRORCODE']._serialized_start=1674
-  _globals['_ERRORCODE']._serialized_end=2038
+  _globals['_FINISHREASON']._serialized_start=1732
+  _globals['_FINISHREASON']._serialized_end=1852
+  _globals['_ERRORCODE']._serialized_start=1855
+  _globals['_ERRORCODE']._serialized_end=2219
   _globals['_ERROR']._serialized_start=33
   _globals['_ERROR']._serialized_end=155
   _globals['_SAMPLINGPARAMS']._serialized_start=158
-  _globals['_SAMPLINGPARAMS']._serialized_end=817
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=585
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=633
-  _globals['_TEXTOPTIONS']._serialized_start=819
-  _globals['_TEXTOPTIONS']._serialized_end=940
-  _globals['_TOKENLOGPROBS']._serialized_start=942
-  _globals['_TOKENLOGPROBS']._serialized_end=1037
-  _globals['_TOKENIDS']._serialized_start=1039
-  _globals['_TOKENIDS']._serialized_end=1062
-  _globals['_TOOLCALL']._serialized_start=1064
-  _globals['_TOOLCALL']._serialized_end=1119
-  _globals['_CHATMESSAGE']._serialized_start=1122
-  _globals['_CHATMESSAGE']._serialized_end=1349
-  _globals['_CHATPROMPT']._serialized_start=1352
-  _globals['_CHATPROMPT']._serialized_end=1549
+  _globals['_SAMPLINGPARAMS']._serialized_end=853
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=621
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=669
+  _globals['_GRAMMAR']._serialized_start=855
+  _globals['_GRAMMAR']._serialized_end=972
+  _globals['_CHOICES']._serialized_start=974
+  _globals['_CHOICES']._serialized_end=998
+  _globals['_TEXTOPTIONS']._serialized_start=1000
+  _globals['_TEXTOPTIONS']._serialized_end=1121
+  _globals['_TOKENLOGPROBS']._serialized_start=1123
+  _globals['_TOKENLOGPROBS']._serialized_end=1218
+  _globals['_TOKENIDS']._serialized_start=1220
+  _globals['_TOKENIDS']._serialized_end=1243
+  _globals['_TOOLCALL']._serialized_start=1245
+  _globals['_TOOLCALL']._serialized_end=1300
+  _globals['_CHATMESSAGE']._serialized_start=1303
+  _globals['_CHATMESSAGE']._serialized_end=1530
+  _globals['_CHATPROMPT']._serialized_start=1533
+  _globals['_CHATPROMPT']._serialized_end=1730
 # @@protoc_insertion_point(module_scope)

@@ -164,6 +164,7 @@ class StepFrame(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     STARTED_FIELD_NUMBER: _builtins.int
+    MOVED_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Changes with every start of the engine."""
     step: _builtins.int
@@ -204,6 +205,12 @@ class StepFrame(_message.Message):
     def started(self) -> _containers.RepeatedCompositeFieldContainer[Global___Started]:
         """Requests whose prompt began to be computed, before their first token."""
 
+    @_builtins.property
+    def moved(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Requests that a worker, which is going away, hands back unfinished after the
+        tokens above: to be resumed elsewhere. Their handles are free.
+        """
+
     def __init__(
         self,
         *,
@@ -218,10 +225,11 @@ class StepFrame(_message.Message):
         logprobs: _abc.Iterable[Global___RowLogprobs] | None = ...,
         load: Global___Load | None = ...,
         started: _abc.Iterable[Global___Started] | None = ...,
+        moved: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "counts", b"counts", "epoch", b"epoch", "finished", b"finished", "handles", b"handles", "load", b"load", "logprobs", b"logprobs", "rejected", b"rejected", "started", b"started", "step", b"step", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "counts", b"counts", "epoch", b"epoch", "finished", b"finished", "handles", b"handles", "load", b"load", "logprobs", b"logprobs", "moved", b"moved", "rejected", b"rejected", "started", b"started", "step", b"step", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -64,6 +64,20 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the text of an output must match; see `shoal.v1.Grammar`.
+
+    `value` is a JSON schema as text, a regular expression, a Lark grammar, or with
+    kind "choices" the strings to choose from. `param` names the request's field, for
+    the error of a worker that cannot compile it.
+    """
+
+    kind: Literal["json_schema", "regex", "choices", "lark"]
+    value: str | tuple[str, ...]
+    param: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """Sampling options, every default filled in; see `shoal.v1.SamplingParams`.
 
@@ -86,6 +100,7 @@ class Sampling:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +131,7 @@ class GenerationRequest:
     priority: int = 0
     cache_salt: str = ""
     traceparent: str = ""
+    tenant: str = ""  # whose share of the service it takes: the API key's name
 
 
 @dataclass(frozen=True, slots=True)

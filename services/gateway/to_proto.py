@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from protos import common_pb2, tokenizer_pb2, worker_pb2
-from services.gateway.domain import ChatPrompt, GenerationRequest, Message, Sampling, TextPrompt
+from services.gateway.domain import (
+    ChatPrompt,
+    GenerationRequest,
+    Grammar,
+    Message,
+    Sampling,
+    TextPrompt,
+)
 from services.gateway.validate import unsigned_seed
 
 _SEED_SPAN = 1 << 64
@@ -65,7 +72,17 @@ def _sampling(sampling: Sampling) -> common_pb2.SamplingParams:
         ignore_eos=sampling.ignore_eos,
         logprobs=sampling.logprobs,
         prompt_logprobs=sampling.prompt_logprobs,
+        grammar=None if sampling.grammar is None else _grammar(sampling.grammar),
     )
+
+
+def _grammar(grammar: Grammar) -> common_pb2.Grammar:
+    message = common_pb2.Grammar()
+    if grammar.kind == "choices":
+        message.choices.texts.extend(grammar.value)
+    else:
+        setattr(message, grammar.kind, grammar.value)
+    return message
 
 
 def _chat(prompt: ChatPrompt) -> common_pb2.ChatPrompt:
