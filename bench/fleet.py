@@ -3,7 +3,8 @@
     python -m bench.fleet --streams 64 --max-tokens 256
 
 Every token crosses worker, gateway, detokenizer and the HTTP socket; a fake engine makes
-them in no time, so the figure is the fleet's own ceiling on this machine.
+them in no time, so the figure is the fleet's own ceiling on this machine. CPU time is that of
+the processes, so it says the same on a machine that others use too.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import httpx
+import psutil
 
+from bench.sse_client import Answer, Connection
 from services.common import logs, process
 from services.common.config import option, parse
 from services.fleet.config import FleetConfig
@@ -39,16 +42,16 @@ class BenchConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
-    """One request: seconds to its first text, seconds in all, tokens as the usage counts them."""
+class Result:
+    """What one run gave; CPU seconds are by role, with the client's own."""
 
-    first: float
-    total: float
-    tokens: int
+    answers: Sequence[Answer]
+    seconds: float
+    cpu: dict[str, float]
 
 
-async def measure(config: BenchConfig) -> tuple[list[Timing], float]:
-    """Starts a fleet, sends every request and stops the fleet; the seconds that sending took."""
+async def measure(config: BenchConfig) -> Result:
+    """Starts a fleet, sends every request and stops the fleet."""
     fleet_config = FleetConfig(
         engine="fake",
         model="byte",
@@ -61,57 +64,80 @@ async def measure(config: BenchConfig) -> tuple[list[Timing], float]:
         log_level="warning",
     )
     logs.setup("bench", level="warning")
-    limits = httpx.Limits(max_connections=config.streams)
-    async with (
-        LocalFleet(fleet_config, open_display()) as fleet,
-        httpx.AsyncClient(base_url=fleet.url, limits=limits, timeout=None) as client,
-    ):
-        await _one(client, config, 0)  # warm every connection's path
-        gate = asyncio.Semaphore(config.streams)
+    async with LocalFleet(fleet_config, open_display()) as fleet:
+        host, port = fleet.url.removeprefix("http://").removesuffix("/v1").split(":")
+        connections = [await Connection.connect(host, int(port)) for _ in range(config.streams)]
+        try:
+            await connections[0].post("/v1/completions", _body(config, 0))  # warm the path
+            before = _cpu_seconds(fleet)
+            start = time.perf_counter()
+            answers = await _send_all(config, connections)
+            seconds = time.perf_counter() - start
+            after = _cpu_seconds(fleet)
+        finally:
+            for connection in connections:
+                connection.close()
+    return Result(answers, seconds, {role: after[role] - before[role] for role in after})
 
-        async def limited(index: int) -> Timing:
-            async with gate:
-                return await _one(client, config, index)
 
-        start = time.perf_counter()
-        timings = await asyncio.gather(*(limited(index) for index in range(config.requests)))
-        return timings, time.perf_counter() - start
+async def _send_all(config: BenchConfig, connections: Sequence[Connection]) -> list[Answer]:
+    answers: list[Answer] = []
+    numbers = iter(range(1, config.requests + 1))
+
+    async def send(connection: Connection) -> None:
+        for number in numbers:
+            answers.append(await connection.post("/v1/completions", _body(config, number)))
+
+    await asyncio.gather(*(send(connection) for connection in connections))
+    return answers
 
 
-async def _one(client: httpx.AsyncClient, config: BenchConfig, index: int) -> Timing:
+def _body(config: BenchConfig, number: int) -> bytes:
     body = {
-        "prompt": f"{index:08d}".ljust(config.prompt_tokens, "x"),
+        "prompt": f"{number:08d}".ljust(config.prompt_tokens, "x"),
         "max_tokens": config.max_tokens,
         "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    start = time.perf_counter()
-    first, tokens = 0.0, 0
-    async with client.stream("POST", "/completions", json=body) as response:
-        response.raise_for_status()
-        async for line in response.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            first = first or time.perf_counter() - start
-            if '"usage":{' in line:
-                tokens = json.loads(line.removeprefix("data: "))["usage"]["completion_tokens"]
-    return Timing(first, time.perf_counter() - start, tokens)
+    return json.dumps(body).encode()
 
 
-def report(config: BenchConfig, timings: list[Timing], seconds: float) -> str:
+def _cpu_seconds(fleet: LocalFleet) -> dict[str, float]:
+    """CPU seconds so far, by role; a worker's with those of its ranks."""
+    seconds: dict[str, float] = {"client": _cpu(psutil.Process())}
+    for child in fleet.processes:
+        root = psutil.Process(child.pid)
+        spent = sum(_cpu(one) for one in [root, *root.children(recursive=True)])
+        seconds[child.role] = seconds.get(child.role, 0.0) + spent
+    return seconds
+
+
+def _cpu(one: psutil.Process) -> float:
+    times = one.cpu_times()
+    return float(times.user + times.system)
+
+
+def report(config: BenchConfig, result: Result) -> str:
     """The figures, and what they were measured with."""
-    firsts = sorted(timing.first for timing in timings)
-    tokens = sum(timing.tokens for timing in timings)
+    firsts = sorted(answer.first_at - answer.sent_at for answer in result.answers)
+    tokens = sum(answer.tokens for answer in result.answers)
+    events = sum(answer.num_events for answer in result.answers)
     shape = f"{config.workers} workers, {config.tokenizers} tokenizers, "
     shape += f"{config.detokenizers} detokenizers, {os.cpu_count()} cores"
+    split = ", ".join(
+        f"{role} {spent / tokens * 1e6:.1f}" for role, spent in sorted(result.cpu.items())
+    )
+    total = sum(result.cpu.values()) / tokens * 1e6
     return (
         f"{shape}\n"
-        f"{len(timings)} requests, {config.streams} at once, {config.max_tokens} tokens each,"
-        f" engine step {config.step_ms:g} ms\n"
-        f"{tokens / seconds:,.0f} tokens/s, {len(timings) / seconds:,.1f} requests/s,"
+        f"{len(result.answers)} requests, {config.streams} at once,"
+        f" {config.max_tokens} tokens each, engine step {config.step_ms:g} ms\n"
+        f"{tokens / result.seconds:,.0f} tokens/s, {events / result.seconds:,.0f} events/s,"
+        f" {len(result.answers) / result.seconds:,.1f} requests/s,"
         f" first text p50 {firsts[len(firsts) // 2] * 1000:.1f} ms,"
-        f" p99 {firsts[len(firsts) * 99 // 100] * 1000:.1f} ms"
+        f" p99 {firsts[len(firsts) * 99 // 100] * 1000:.1f} ms\n"
+        f"CPU us a token: {total:.1f} ({split})"
     )
 
 
@@ -128,7 +154,7 @@ def main(argv: list[str]) -> None:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
             return
-        print(report(config, *work.result()))
+        print(report(config, work.result()))
 
     process.run(run)
 
