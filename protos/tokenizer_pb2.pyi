@@ -9,6 +9,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from protos import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
@@ -20,6 +21,82 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _ReasoningState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ReasoningStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReasoningState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REASONING_STATE_UNSPECIFIED: _ReasoningState.ValueType  # 0
+    """Nothing: the model may open its reasoning itself."""
+    REASONING_STATE_OPEN: _ReasoningState.ValueType  # 1
+    """The prompt ends with <think>: the output begins inside the reasoning."""
+    REASONING_STATE_CLOSED: _ReasoningState.ValueType  # 2
+    """The prompt ends with </think>: there is no reasoning in the output."""
+
+class ReasoningState(_ReasoningState, metaclass=_ReasoningStateEnumTypeWrapper):
+    """What a rendered prompt says about the reasoning of the output that follows it."""
+
+REASONING_STATE_UNSPECIFIED: ReasoningState.ValueType  # 0
+"""Nothing: the model may open its reasoning itself."""
+REASONING_STATE_OPEN: ReasoningState.ValueType  # 1
+"""The prompt ends with <think>: the output begins inside the reasoning."""
+REASONING_STATE_CLOSED: ReasoningState.ValueType  # 2
+"""The prompt ends with </think>: there is no reasoning in the output."""
+Global___ReasoningState: _TypeAlias = ReasoningState  # noqa: Y015
+
+class _ToolFormat:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ToolFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolFormat.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TOOL_FORMAT_UNSPECIFIED: _ToolFormat.ValueType  # 0
+    """In no way that Shoal knows."""
+    TOOL_FORMAT_HERMES: _ToolFormat.ValueType  # 1
+    """<tool_call>{"name": ..., "arguments": {...}}</tool_call>, as Hermes and Qwen do. Also
+    the format that a model is told to use whose template has no notion of tools.
+    """
+    TOOL_FORMAT_LLAMA3_JSON: _ToolFormat.ValueType  # 2
+    """{"name": ..., "parameters": {...}}, bare or after <|python_tag|>, as Llama 3 does."""
+
+class ToolFormat(_ToolFormat, metaclass=_ToolFormatEnumTypeWrapper):
+    """How a model writes tool calls, as its chat template shows."""
+
+TOOL_FORMAT_UNSPECIFIED: ToolFormat.ValueType  # 0
+"""In no way that Shoal knows."""
+TOOL_FORMAT_HERMES: ToolFormat.ValueType  # 1
+"""<tool_call>{"name": ..., "arguments": {...}}</tool_call>, as Hermes and Qwen do. Also
+the format that a model is told to use whose template has no notion of tools.
+"""
+TOOL_FORMAT_LLAMA3_JSON: ToolFormat.ValueType  # 2
+"""{"name": ..., "parameters": {...}}, bare or after <|python_tag|>, as Llama 3 does."""
+Global___ToolFormat: _TypeAlias = ToolFormat  # noqa: Y015
+
+class _ReasoningFormat:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ReasoningFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReasoningFormat.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REASONING_FORMAT_UNSPECIFIED: _ReasoningFormat.ValueType  # 0
+    """Not at all."""
+    REASONING_FORMAT_DEEPSEEK_R1: _ReasoningFormat.ValueType  # 1
+    """Reasoning up to </think>, whether or not <think> was written, as DeepSeek-R1 does."""
+    REASONING_FORMAT_QWEN3: _ReasoningFormat.ValueType  # 2
+    """Reasoning between <think> and </think>, if it begins with <think>, as Qwen3 does."""
+
+class ReasoningFormat(_ReasoningFormat, metaclass=_ReasoningFormatEnumTypeWrapper):
+    """How a model marks its reasoning, as its chat template shows."""
+
+REASONING_FORMAT_UNSPECIFIED: ReasoningFormat.ValueType  # 0
+"""Not at all."""
+REASONING_FORMAT_DEEPSEEK_R1: ReasoningFormat.ValueType  # 1
+"""Reasoning up to </think>, whether or not <think> was written, as DeepSeek-R1 does."""
+REASONING_FORMAT_QWEN3: ReasoningFormat.ValueType  # 2
+"""Reasoning between <think> and </think>, if it begins with <think>, as Qwen3 does."""
+Global___ReasoningFormat: _TypeAlias = ReasoningFormat  # noqa: Y015
 
 @_typing.final
 class EncodeRequest(_message.Message):
@@ -78,6 +155,9 @@ class EncodeResponse(_message.Message):
 
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TOKEN_STRS_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
+    reasoning: Global___ReasoningState.ValueType
+    """With a conversation: whether the prompt leaves the model inside its reasoning."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt's token ids."""
@@ -91,10 +171,11 @@ class EncodeResponse(_message.Message):
         *,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         token_strs: _abc.Iterable[_builtins.str] | None = ...,
+        reasoning: Global___ReasoningState.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids", "token_strs", b"token_strs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reasoning", b"reasoning", "token_ids", b"token_ids", "token_strs", b"token_strs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -239,6 +320,9 @@ class TokenizerInfo(_message.Message):
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TOOL_FORMAT_FIELD_NUMBER: _builtins.int
+    REASONING_FORMAT_FIELD_NUMBER: _builtins.int
+    REASONING_END_ID_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Changes with every start of the process."""
     model: _builtins.str
@@ -247,6 +331,12 @@ class TokenizerInfo(_message.Message):
     """Ids below this have a text."""
     has_chat_template: _builtins.bool
     """A chat template is present."""
+    tool_format: Global___ToolFormat.ValueType
+    """How the model writes tool calls."""
+    reasoning_format: Global___ReasoningFormat.ValueType
+    """How the model marks its reasoning."""
+    reasoning_end_id: _builtins.int
+    """The token </think>, where the vocabulary has it as one."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The end-of-sequence token ids the tokenizer knows."""
@@ -259,12 +349,17 @@ class TokenizerInfo(_message.Message):
         vocab_size: _builtins.int = ...,
         has_chat_template: _builtins.bool = ...,
         eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        tool_format: Global___ToolFormat.ValueType = ...,
+        reasoning_format: Global___ReasoningFormat.ValueType = ...,
+        reasoning_end_id: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_reasoning_end_id", b"_reasoning_end_id", "reasoning_end_id", b"reasoning_end_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "has_chat_template", b"has_chat_template", "model", b"model", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reasoning_end_id", b"_reasoning_end_id", "eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "has_chat_template", b"has_chat_template", "model", b"model", "reasoning_end_id", b"reasoning_end_id", "reasoning_format", b"reasoning_format", "tool_format", b"tool_format", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__reasoning_end_id: _TypeAlias = _typing.Literal["reasoning_end_id"]  # noqa: Y015
+    _WhichOneofArgType__reasoning_end_id: _TypeAlias = _typing.Literal["_reasoning_end_id", b"_reasoning_end_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reasoning_end_id) -> _WhichOneofReturnType__reasoning_end_id | None: ...
 
 Global___TokenizerInfo: _TypeAlias = TokenizerInfo  # noqa: Y015
 

@@ -10,14 +10,13 @@ import asyncio
 import logging
 import os
 import sys
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Literal
 
 from prometheus_client import CollectorRegistry
 
-from protos import tokenizer_pb2, tokenizer_pb2_grpc
+from protos import tokenizer_pb2_grpc
 from services.common import logs, process
 from services.common.admin import build_app, serve_admin
 from services.common.config import parse
@@ -30,6 +29,7 @@ from services.tokenizer.encoder import Encoder
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.metrics import DetokenizerMetrics, TokenizerMetrics
 from services.tokenizer.session import Sessions
+from services.tokenizer.to_proto import info_to_proto
 from services.tokenizer.vocabulary import Vocabulary, build_vocabulary
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ async def _tokenizer(
     vocabulary = await _listen_and_load(config, server)
     encoder = await asyncio.to_thread(Encoder, vocabulary)
     async with Lanes(encoder, config.num_threads or 1) as lanes:
-        servicer.lanes, servicer.info = lanes, _info(config, vocabulary)
+        servicer.lanes, servicer.info = lanes, info_to_proto(config.model, vocabulary)
         yield
 
 
@@ -92,13 +92,13 @@ async def _detokenizer(
     servicer = DetokenizerServicer(sessions, DetokenizerMetrics(registry, sessions))
     tokenizer_pb2_grpc.add_DetokenizerServicer_to_server(servicer, server.grpc)
     vocabulary = await _listen_and_load(config, server)
-    servicer.info = _info(config, vocabulary)
+    servicer.info = info_to_proto(config.model, vocabulary)
     servicer.decoder = await asyncio.to_thread(TextDecoder.of, vocabulary)
     yield
 
 
 async def _listen_and_load(config: TokenizerConfig, server: Server) -> Vocabulary:
-    log.info("listening", extra={"address": await server.start(config.address)})
+    log.info("listening", extra={"address": await server.start(config.address, config.tls)})
     return await asyncio.to_thread(
         build_vocabulary, config.model, progress=_DownloadLog().on_progress
     )
@@ -115,16 +115,6 @@ class _DownloadLog:
         if tenth > self._tenth:
             self._tenth = tenth
             log.info(phase, extra={"done": done, "total": total})
-
-
-def _info(config: TokenizerConfig, vocabulary: Vocabulary) -> tokenizer_pb2.TokenizerInfo:
-    return tokenizer_pb2.TokenizerInfo(
-        epoch=time.time_ns(),
-        model=config.model or vocabulary.files.name,
-        vocab_size=vocabulary.metadata.vocab_size,
-        has_chat_template=vocabulary.metadata.chat_template is not None,
-        eos_token_ids=sorted(vocabulary.metadata.eos_token_ids),
-    )
 
 
 async def _drain(server: Server, sessions: Sessions, timeout: float) -> None:

@@ -22,6 +22,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.common.errors import InvalidRequest, StartupError
 from services.tokenizer.control import ControlGuard, Marking, Restored
+from services.tokenizer.dialect import knows_tools
+from services.tokenizer.tool_text import with_tools_as_text
 
 # What a template on a user's input can fail with, beside its own refusals.
 _TEMPLATE_FAULTS = (
@@ -34,6 +36,10 @@ _TEMPLATE_FAULTS = (
     RecursionError,
 )
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+# A template that joins a call's arguments to strings wants their text, not an object.
+_JOINS_ARGUMENTS = re.compile(
+    r"arguments(['\"]\])?\s*\+|\+\s*[\w.'\"\[\]]*arguments(['\"]\])?\s*(\+|[-}])"
+)
 # Marks the end of the final message's content while it is to be continued. The blank
 # shows whether the template strips.
 _END_OF_CONTENT = "\ue102\ue103\ue104 "
@@ -54,7 +60,10 @@ class Conversation:
 
 
 class ChatTemplate:
-    """A compiled template; `render` may be called from several threads."""
+    """A compiled template; `render` may be called from several threads.
+
+    One that has no notion of tools is shown them as text.
+    """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], guard: ControlGuard) -> None:
         """Compiles. Raises StartupError if the template is not valid."""
@@ -64,6 +73,8 @@ class ChatTemplate:
             raise StartupError(f"the model's chat template is not valid: {error}") from error
         self._special_tokens = dict(special_tokens)
         self._guard = guard
+        self._knows_tools = knows_tools(source)
+        self._text_arguments = _JOINS_ARGUMENTS.search(source) is not None
         # A template that asks whether content is none wants to see None; any other
         # would print the word, or fail to join it to a string.
         self._knows_null = bool(re.search(r"content(['\"]\])?\s+is\s+(not\s+)?none", source, re.I))
@@ -90,12 +101,16 @@ class ChatTemplate:
 
     def _variables(self, conversation: Conversation, marking: Marking) -> dict[str, Any]:
         """What the template sees, everything from the request marked."""
-        messages = marking.mark([self._message(message) for message in conversation.messages])
+        shown = [self._message(message) for message in conversation.messages]
+        tools = conversation.tools
+        if not self._knows_tools:
+            shown, tools = with_tools_as_text(shown, tools), None
+        messages = marking.mark(shown)
         if conversation.continue_final_message:
             messages[-1]["content"] = _left_open(conversation.messages[-1], messages[-1])
         return {
             **self._special_tokens,
-            "tools": marking.mark(conversation.tools),
+            "tools": marking.mark(tools),
             "documents": None,
             **marking.mark(self._checked(conversation.variables)),
             "messages": messages,
@@ -121,19 +136,20 @@ class ChatTemplate:
         return dict(variables)
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """A message as templates expect it: arguments as objects, nulls left out."""
+        """A message as the template expects it, nulls left out."""
         result = {key: value for key, value in message.items() if value is not None}
         if message.get("content") is None:
             result["content"] = None if self._knows_null else ""
         if calls := result.pop("tool_calls", None):
-            result["tool_calls"] = [_tool_call(call) for call in calls]
+            result["tool_calls"] = [_tool_call(call, self._text_arguments) for call in calls]
         if "reasoning_content" in result:
             # The name that gpt-oss's template reads.
             result.setdefault("thinking", result["reasoning_content"])
         return result
 
 
-def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _tool_call(call: Mapping[str, Any], as_text: bool) -> dict[str, Any]:
+    """A call with its arguments, which must be an object, as an object or as text."""
     function = dict(call["function"])
     text = function.get("arguments") or "{}"
     try:
@@ -142,7 +158,7 @@ def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidRequest(f"tool call arguments are not JSON: {error}", param="messages")
     if not isinstance(arguments, dict):
         raise InvalidRequest("tool call arguments are not a JSON object", param="messages")
-    return {**call, "function": {**function, "arguments": arguments}}
+    return {**call, "function": {**function, "arguments": text if as_text else arguments}}
 
 
 def _left_open(message: Mapping[str, Any], marked: Mapping[str, Any]) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from services.common.config import option
+from services.common.config import borrow, option
+from services.common.tls import TlsFiles, TlsOptions
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class TokenizerConfig:
     )
     admin_address: str = option(
         "",
-        "where /livez, /readyz and /metrics are served over HTTP; default: nowhere",
+        "where /livez, /readyz, /metrics and /loglevel are served over HTTP; default: nowhere",
         group="server",
     )
     drain_timeout: float = option(30.0, "seconds that open work gets after SIGTERM", group="server")
@@ -35,3 +36,15 @@ class TokenizerConfig:
     num_threads: int = option(
         0, "threads that encode; default: one, and one more for long prompts", group="model"
     )
+
+    tls_cert: str = borrow(TlsOptions, "tls_cert")
+    tls_key: str = borrow(TlsOptions, "tls_key")
+    tls_ca: str = borrow(TlsOptions, "tls_ca")
+
+    def __post_init__(self) -> None:
+        self.tls.check()
+
+    @property
+    def tls(self) -> TlsFiles:
+        """What the gRPC server listens with."""
+        return TlsFiles(self.tls_cert, self.tls_key, self.tls_ca)

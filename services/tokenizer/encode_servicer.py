@@ -13,9 +13,10 @@ from services.common.errors import InternalError, InvalidRequest, ShoalError, Un
 from services.common.rpc import Outbox
 from services.common.wire import error_to_proto
 from services.tokenizer.from_proto import prepare_from_proto
-from services.tokenizer.lanes import Lanes
+from services.tokenizer.lanes import Encoded, Lanes
 from services.tokenizer.metrics import TokenizerMetrics
 from services.tokenizer.session import Sessions
+from services.tokenizer.to_proto import reasoning_to_proto
 
 log = logging.getLogger(__name__)
 
@@ -78,15 +79,18 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         if kind is None:
             raise InvalidRequest("there is no prompt", param="prompt")
         if kind == "token_ids":
-            ids = list(request.token_ids.ids)
-            self.lanes.encoder.check_ids(ids)
+            encoded = Encoded(list(request.token_ids.ids))
+            self.lanes.encoder.check_ids(encoded.token_ids)
         else:
             prepare, size = prepare_from_proto(request)
-            ids = await self.lanes.encode(prepare, size)
+            encoded = await self.lanes.encode(prepare, size)
+        ids = encoded.token_ids
         self._metrics.seconds.observe(time.monotonic() - start)
         self._metrics.tokens.inc(len(ids))
         spelling = self.lanes.encoder.spell(ids) if request.return_token_strs else ()
-        return tokenizer_pb2.EncodeResponse(token_ids=ids, token_strs=spelling)
+        return tokenizer_pb2.EncodeResponse(
+            token_ids=ids, token_strs=spelling, reasoning=reasoning_to_proto(encoded.reasoning)
+        )
 
     def outcome(
         self, handle: int, task: asyncio.Task[tokenizer_pb2.EncodeResponse]

@@ -23,6 +23,7 @@ from tokenizers import AddedToken, Tokenizer
 from services.common.errors import InvalidRequest, TooLarge
 from services.tokenizer.chat_template import ChatTemplate, Conversation
 from services.tokenizer.control import ControlGuard, control_tokens
+from services.tokenizer.dialect import ReasoningState, reasoning_state
 from services.tokenizer.vocabulary import Vocabulary
 
 MAX_TEXT_BYTES = 16 * 1024 * 1024
@@ -35,6 +36,7 @@ class Prepared:
     text: str
     add_special_tokens: bool
     literals: Sequence[tuple[int, int]] = ()
+    reasoning: ReasoningState = "unknown"
 
 
 class Encoder:
@@ -69,7 +71,8 @@ class Encoder:
             raise InvalidRequest("there are no messages", param="messages")
         restored = self._template.render(conversation)
         _check_text(restored.text, param="messages")
-        return Prepared(restored.text, False, restored.literals)
+        state = reasoning_state(restored.text)
+        return Prepared(restored.text, False, restored.literals, state)
 
     def encode(self, prepared: Sequence[Prepared]) -> list[list[int]]:
         """The ids of each text. The GIL is free while the library works."""

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from services.common.errors import ShoalError
+from services.tokenizer.dialect import ReasoningState
 from services.tokenizer.encoder import Encoder, Prepared
 
 LONG_CHARACTERS = 16_384  # about 4,000 tokens, some 15 ms of encoding
@@ -25,13 +26,21 @@ _MAX_BATCH_CHARACTERS = 4 * LONG_CHARACTERS
 Prepare = Callable[[Encoder], Prepared]
 
 
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """One prompt's ids, and what it says about the reasoning that follows."""
+
+    token_ids: list[int]
+    reasoning: ReasoningState = "unknown"
+
+
 @dataclass(slots=True)
 class _Job:
     """One prompt on its way. A done `answer` (a cancelled one) needs no encoding."""
 
     prepare: Prepare
     size: int
-    answer: asyncio.Future[list[int]]
+    answer: asyncio.Future[Encoded]
 
 
 class Lanes:
@@ -56,12 +65,12 @@ class Lanes:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def encode(self, prepare: Prepare, size: int) -> list[int]:
+    async def encode(self, prepare: Prepare, size: int) -> Encoded:
         """The ids of a prompt of about `size` characters; cancelling gives the job up.
 
         Raises ShoalError for the prompt's own faults.
         """
-        answer: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Encoded] = asyncio.get_running_loop().create_future()
         lane = self._long if size > LONG_CHARACTERS else self._short
         lane.put_nowait(_Job(prepare, size, answer))
         return await answer
@@ -99,7 +108,7 @@ class Lanes:
                 job.answer.set_result(outcome)
 
 
-def _encode(encoder: Encoder, prepares: Sequence[Prepare]) -> list[list[int] | ShoalError]:
+def _encode(encoder: Encoder, prepares: Sequence[Prepare]) -> list[Encoded | ShoalError]:
     """Each prompt's ids or its own fault. Runs on a thread of the pool."""
     prepared: list[Prepared | ShoalError] = []
     for prepare in prepares:
@@ -107,6 +116,8 @@ def _encode(encoder: Encoder, prepares: Sequence[Prepare]) -> list[list[int] | S
             prepared.append(prepare(encoder))
         except ShoalError as error:
             prepared.append(error)
-    texts = [item for item in prepared if isinstance(item, Prepared)]
-    ids = iter(encoder.encode(texts))
-    return [item if isinstance(item, ShoalError) else next(ids) for item in prepared]
+    ids = iter(encoder.encode([item for item in prepared if isinstance(item, Prepared)]))
+    return [
+        item if isinstance(item, ShoalError) else Encoded(next(ids), item.reasoning)
+        for item in prepared
+    ]

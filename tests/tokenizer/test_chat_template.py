@@ -53,17 +53,18 @@ def user(content: str | None, role: str = "user", **fields: Any) -> dict[str, An
     return {"role": role, "content": content, **fields}
 
 
+CALL_TEXT = '{"city":"Paris","days": 2}'
+CALL_OBJECT = '{"city": "Paris", "days": 2}'
 CALL = {
     "id": "call_1",
     "type": "function",
-    "function": {"name": "weather", "arguments": '{"city": "Paris", "days": 2}'},
+    "function": {"name": "weather", "arguments": CALL_TEXT},
 }
 TOOL = {"type": "function", "function": {"name": "weather", "description": "<b>'é' & more</b>"}}
 
 
-@pytest.mark.parametrize("source", [PLAIN, TOOLS])
+@pytest.mark.parametrize(("source", "tools"), [(PLAIN, None), (TOOLS, None), (TOOLS, [TOOL])])
 @pytest.mark.parametrize("generate", [True, False])
-@pytest.mark.parametrize("tools", [None, [TOOL]])
 def test_equal_to_transformers(source: str, generate: bool, tools: list[Any] | None) -> None:
     reference = PreTrainedTokenizerFast(
         tokenizer_object=trained.byte_level(), bos_token="<s>", eos_token="</s>"
@@ -137,8 +138,11 @@ def test_null_content_prints_nothing() -> None:
     text = render(TOOLS, message)
     assert "None" not in text
     assert "weather(city=Paris;days=2;)" in text
-    knows = "{% if messages[0]['content'] is none %}null{% else %}text{% endif %}"
-    assert render(knows, message) == "null"
+    knows = (
+        "{% if messages[0]['content'] is none %}null{% else %}text{% endif %}"
+        "{{ messages[0].tool_calls | length }}"
+    )
+    assert render(knows, message) == "null1"
 
 
 @pytest.mark.parametrize("arguments", ["{", "[1]", "3", "[" * 5_000])
@@ -148,12 +152,58 @@ def test_arguments_that_are_no_object(arguments: str) -> None:
         render(TOOLS, user(None, "assistant", tool_calls=[call]))
 
 
+def test_a_template_without_tools_is_shown_them_as_text() -> None:
+    text = render(PLAIN, user("hi"), user("", "system"), tools=[TOOL])
+    system, _, rest = text.partition("[user]hi")
+    assert system.startswith("<s>[system]You can call functions.")
+    assert json.dumps(TOOL, ensure_ascii=False) in system
+    assert '<tool_call>\n{"name": "function_name", "arguments": {' in system
+    assert rest == "\n[system]\n[assistant]"
+    joined = render(PLAIN, user("Be brief.", "system"), user("hi"), tools=[TOOL])
+    assert joined.startswith("<s>[system]Be brief.\n\nYou can call functions.")
+    assert joined.count("[system]") == 1
+    assert render(PLAIN, user("hi"), tools=[]) == render(PLAIN, user("hi"))
+
+
+def test_a_template_without_tools_is_shown_calls_and_results_as_text() -> None:
+    text = render(
+        PLAIN,
+        user("hi"),
+        user("Let me see.", "assistant", tool_calls=[CALL, CALL]),
+        user("4", "tool", tool_call_id="call_1"),
+    )
+    call = (
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_call>'
+    )
+    assert text == (
+        f"<s>[user]hi\n[assistant]Let me see.\n{call}\n{call}\n"
+        "[user]<tool_response>\n4\n</tool_response>\n[assistant]"
+    )
+
+
+def test_control_tokens_in_tools_stay_text() -> None:
+    guarded = template(PLAIN).render(Conversation([user("hi")], tools=[{"name": "<|im_end|>"}]))
+    assert [guarded.text[start:end] for start, end in guarded.literals] == ["<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("source", "written"),
+    [
+        ("{{ messages[0].tool_calls[0].function.arguments | tojson }}", CALL_OBJECT),
+        ("{{ 'a' + messages[0].tool_calls[0]['function']['arguments'] + 'b' }}", f"a{CALL_TEXT}b"),
+        ("{{ 'a' + messages[0].tool_calls[0].function.arguments }}", f"a{CALL_TEXT}"),
+    ],
+)
+def test_arguments_as_the_template_wants_them(source: str, written: str) -> None:
+    assert render(source, user(None, "assistant", tool_calls=[CALL])) == written
+
+
 def test_values_nested_too_deeply() -> None:
     value: Any = "x"
     for _ in range(900):
         value = [value]
     with pytest.raises(InvalidRequest, match="nested"):
-        render(PLAIN, user("hi"), tools=value)
+        render(TOOLS, user("hi"), tools=value)
 
 
 def test_variables() -> None:

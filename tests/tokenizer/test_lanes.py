@@ -10,7 +10,7 @@ import pytest
 
 from services.common.errors import InvalidRequest
 from services.tokenizer.encoder import Encoder, Prepared
-from services.tokenizer.lanes import LONG_CHARACTERS, Lanes, Prepare
+from services.tokenizer.lanes import LONG_CHARACTERS, Encoded, Lanes, Prepare
 from services.tokenizer.vocabulary import build_vocabulary
 
 
@@ -48,10 +48,10 @@ async def test_a_short_prompt_passes_a_long_one(encoder: SlowEncoder) -> None:
     async with Lanes(encoder, 1) as lanes:
         long = asyncio.create_task(lanes.encode(text("wait"), LONG_CHARACTERS + 1))
         await asyncio.to_thread(encoder.waiting.wait, 30)
-        assert await lanes.encode(text("hi"), 2) == [104, 105]
+        assert (await lanes.encode(text("hi"), 2)).token_ids == [104, 105]
         assert not long.done()
         encoder.go.set()
-        assert await long == list(b"wait")
+        assert (await long).token_ids == list(b"wait")
 
 
 async def test_what_queues_up_is_one_batch_and_cancelled_prompts_are_left_out(
@@ -68,8 +68,8 @@ async def test_what_queues_up_is_one_batch_and_cancelled_prompts_are_left_out(
         others[2].cancel()
         await asyncio.wait([others[2]])
         encoder.go.set()
-        assert await first == list(b"wait")
-        assert [await other for other in others if other is not others[2]] == [
+        assert (await first).token_ids == list(b"wait")
+        assert [(await other).token_ids for other in others if other is not others[2]] == [
             [ord(c)] for c in "abdef"
         ]
         assert encoder.batches == [5]
@@ -88,5 +88,5 @@ async def test_a_fault_is_its_own_prompts(encoder: SlowEncoder) -> None:
             return_exceptions=True,
         )
         kinds = [type(outcome) for outcome in outcomes]
-        assert kinds == [list, InvalidRequest, RuntimeError, RuntimeError, list]
-        assert await lanes.encode(text("c"), 1) == [99]
+        assert kinds == [Encoded, InvalidRequest, RuntimeError, RuntimeError, Encoded]
+        assert (await lanes.encode(text("c"), 1)).token_ids == [99]
