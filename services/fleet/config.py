@@ -28,6 +28,8 @@ class FleetConfig:
     fake_step_ms: float = borrow(WorkerConfig, "fake_step_ms")
     dtype: str = borrow(WorkerConfig, "dtype")
     attention_backend: str = borrow(WorkerConfig, "attention_backend")
+    tool_call_parser: str = borrow(GatewayConfig, "tool_call_parser")
+    reasoning_parser: str = borrow(GatewayConfig, "reasoning_parser")
 
     host: str = borrow(GatewayConfig, "host")
     port: int = borrow(GatewayConfig, "port")

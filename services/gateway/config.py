@@ -9,6 +9,7 @@ from services.common.config import option
 
 _SERVER = "server"
 _PEERS = "peers"
+_MODEL = "model"
 _LIMITS = "limits"
 
 
@@ -66,6 +67,17 @@ class GatewayConfig:
     )
     hold_timeout: float = option(
         0.0, "seconds a new request waits for a worker when there is none", group=_PEERS
+    )
+
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "none"] = option(
+        "auto",
+        "format of the tool calls in the model's text; auto is what its chat template shows",
+        group=_MODEL,
+    )
+    reasoning_parser: Literal["auto", "deepseek_r1", "qwen3", "none"] = option(
+        "auto",
+        "format of the reasoning in the model's text; auto is what its chat template shows",
+        group=_MODEL,
     )
 
     max_body_bytes: int = option(16 * 1024 * 1024, "largest request body", group=_LIMITS)

@@ -14,9 +14,11 @@ from prometheus_client import CollectorRegistry
 from services.common.errors import InvalidRequest, Overloaded, ShoalError, Unavailable
 from services.gateway import generate, to_proto
 from services.gateway.config import GatewayConfig
+from services.gateway.dialect import dialect_of
 from services.gateway.discovery import address_source
 from services.gateway.domain import (
     ChatPrompt,
+    Dialect,
     GenerationRequest,
     ModelCard,
     Readiness,
@@ -58,6 +60,8 @@ class Core:
         self.hold_timeout = config.hold_timeout
         self.max_buffer_bytes = config.max_buffer_bytes
         self._max_requests = config.max_requests
+        self._tool_call_parser = config.tool_call_parser
+        self._reasoning_parser = config.reasoning_parser
         self._generations: set[LiveGeneration] = set()
         self._draining = False
         self._idle = asyncio.Event()
@@ -134,6 +138,11 @@ class Core:
             )
             known.update(zip(missing, answers, strict=True))
         return [known[token_id] for token_id in token_ids]
+
+    async def dialect(self, model: str) -> Dialect:
+        found = await self._find_model(model)
+        info = await self.fleet.tokenizer_info(found, self.hold_timeout)
+        return dialect_of(info, self._tool_call_parser, self._reasoning_parser)
 
     def models(self) -> Sequence[ModelCard]:
         return [

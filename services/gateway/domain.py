@@ -11,6 +11,21 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 FinishReason = Literal["stop", "length", "abort"]
+ToolFormat = Literal["hermes", "llama3_json", "none"]
+ReasoningFormat = Literal["deepseek_r1", "qwen3", "none"]
+ReasoningState = Literal["unknown", "open", "closed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How a model writes what is not plain text; see `shoal.v1.TokenizerInfo`.
+
+    `reasoning_end_id` is the token </think>, where the vocabulary has it as one.
+    """
+
+    tools: ToolFormat = "none"
+    reasoning: ReasoningFormat = "none"
+    reasoning_end_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +189,7 @@ class Generation(Protocol):
 
     prompt_token_ids: Sequence[int]
     prompt_logprobs: Sequence[TokenLogprobs] | None  # set before the first chunk, if asked for
+    reasoning: ReasoningState  # whether the prompt leaves the model inside its reasoning
 
     @property
     def usage(self) -> Usage:
@@ -244,6 +260,14 @@ class Gateway(Protocol):
 
     async def token_bytes(self, token_ids: Sequence[int], model: str = "") -> Sequence[bytes]:
         """The bytes of single tokens, for log-probabilities; cached."""
+        ...
+
+    async def dialect(self, model: str) -> Dialect:
+        """How the model writes tool calls and reasoning.
+
+        Raises:
+            InvalidRequest, ModelNotFound, Unavailable.
+        """
         ...
 
     def models(self) -> Sequence[ModelCard]: ...

@@ -10,7 +10,14 @@ from collections.abc import Sequence
 
 from services.common.errors import ContextLengthExceeded, InvalidRequest, ShoalError
 from services.gateway import to_proto
-from services.gateway.domain import ChatPrompt, GenerationRequest, Prompt, TokenPrompt
+from services.gateway.dialect import reasoning_state
+from services.gateway.domain import (
+    ChatPrompt,
+    GenerationRequest,
+    Prompt,
+    ReasoningState,
+    TokenPrompt,
+)
 from services.gateway.live import Host, LiveGeneration
 from services.gateway.peers.fleet import Model
 
@@ -38,7 +45,7 @@ async def _submit(host: Host, generation: LiveGeneration) -> None:
     try:
         async with generation.within_deadline():
             model = await host.fleet.find_model(request.model, host.hold_timeout)
-            prompt_ids = await encode(host, model, request.prompt)
+            prompt_ids, generation.reasoning = await encode(host, model, request.prompt)
             max_tokens = check_prompt(request, model, prompt_ids)
             await generation.submit(model, prompt_ids, max_tokens)
         accepted = True
@@ -47,13 +54,13 @@ async def _submit(host: Host, generation: LiveGeneration) -> None:
             generation.close()
 
 
-async def encode(host: Host, model: Model, prompt: Prompt) -> Sequence[int]:
-    """A prompt's ids; ids are ids already."""
+async def encode(host: Host, model: Model, prompt: Prompt) -> tuple[Sequence[int], ReasoningState]:
+    """A prompt's ids, and what it says of the reasoning that follows; ids are ids already."""
     if isinstance(prompt, TokenPrompt):
-        return prompt.token_ids
+        return prompt.token_ids, "unknown"
     message = to_proto.encode_request(prompt)
     answer = await host.fleet.encode(model, message, host.hold_timeout, host.max_moves)
-    return answer.token_ids
+    return answer.token_ids, reasoning_state(answer)
 
 
 def check_prompt(request: GenerationRequest, model: Model, prompt_ids: Sequence[int]) -> int:

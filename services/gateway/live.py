@@ -15,7 +15,13 @@ from typing import Protocol
 from services.common.errors import Cancelled, DeadlineExceeded, ShoalError
 from services.gateway import placement
 from services.gateway.choice import Choice
-from services.gateway.domain import Chunk, GenerationRequest, TokenLogprobs, Usage
+from services.gateway.domain import (
+    Chunk,
+    GenerationRequest,
+    ReasoningState,
+    TokenLogprobs,
+    Usage,
+)
 from services.gateway.peers.fleet import Model
 from services.gateway.placement import Placement
 
@@ -43,6 +49,7 @@ class LiveGeneration:
         self.request = request
         self.prompt_token_ids: Sequence[int] = ()
         self.prompt_logprobs: Sequence[TokenLogprobs] | None = None
+        self.reasoning: ReasoningState = "unknown"
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._arrived = self._loop.time()

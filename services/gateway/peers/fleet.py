@@ -208,6 +208,13 @@ class PeerFleet:
 
         return await repeat_when_lost(attempt, patience, max_moves)
 
+    async def tokenizer_info(self, model: Model, patience: float) -> tokenizer_pb2.TokenizerInfo:
+        """What a tokenizer of the model says of it. Raises Unavailable."""
+        find = partial(self._least_outstanding, self.tokenizers, model.name)
+        tokenizer = await self.wait_for(find, patience, "no tokenizer is ready")
+        assert tokenizer.info is not None, "it is ready only once it has told"
+        return tokenizer.info
+
     async def decoding(
         self, model: Model, call: Callable[[Decoder], Awaitable[T]], patience: float, max_moves: int
     ) -> T:

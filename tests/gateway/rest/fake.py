@@ -10,9 +10,11 @@ from services.common.errors import ModelNotFound, ShoalError
 from services.gateway.domain import (
     ChatPrompt,
     Chunk,
+    Dialect,
     GenerationRequest,
     ModelCard,
     Readiness,
+    ReasoningState,
     TextPrompt,
     Tokenized,
     TokenLogprobs,
@@ -41,6 +43,7 @@ class FakeGeneration:
     steps: Sequence[Step]
     prompt_token_ids: Sequence[int]
     prompt_logprobs: Sequence[TokenLogprobs] | None = None
+    reasoning: ReasoningState = "unknown"
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     reached: asyncio.Event = field(default_factory=asyncio.Event)  # at an event to wait for
     completion_tokens: int = 0
@@ -78,6 +81,8 @@ class FakeGateway:
     refusal: ShoalError | Exception | None = None
     hold_start: asyncio.Event | None = None  # start waits for it
     readiness_now: Readiness = field(default_factory=lambda: Readiness(True))
+    model_dialect: Dialect = field(default_factory=lambda: Dialect("hermes"))
+    reasoning: ReasoningState = "unknown"
     prompt_scores: Sequence[TokenLogprobs] | None = None
     requests: list[GenerationRequest] = field(default_factory=list)
     generations: list[FakeGeneration] = field(default_factory=list)
@@ -98,7 +103,7 @@ class FakeGateway:
         if self.refusal is not None:
             raise self.refusal
         generation = FakeGeneration(
-            self.script(request), encode(request.prompt), self.prompt_scores
+            self.script(request), encode(request.prompt), self.prompt_scores, self.reasoning
         )
         self.generations.append(generation)
         return generation
@@ -118,6 +123,10 @@ class FakeGateway:
         """Id 0 to 255 is that byte; a larger one the character."""
         self._check_model(model)
         return [bytes([i]) if i < 256 else chr(i).encode() for i in token_ids]
+
+    async def dialect(self, model: str) -> Dialect:
+        self._check_model(model)
+        return self.model_dialect
 
     def models(self) -> Sequence[ModelCard]:
         return [ModelCard(MODEL, 8192, 1_700_000_000)]
