@@ -1,22 +1,29 @@
-"""The small HTTP side of a gRPC service: /livez, /readyz and /metrics."""
+"""The small HTTP side of a service: /livez, /readyz, /metrics and /loglevel.
+
+It is for those who run the service, plain and without keys, so it may tell no secret. What
+changes the service is taken from this machine alone: a unix socket or the loopback address.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from email.utils import formatdate
 
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from uvicorn.server import ServerState
 
+from services.common import logs
 from services.common.errors import StartupError
 
 
@@ -26,9 +33,16 @@ def metrics_response(registry: CollectorRegistry) -> Response:
 
 
 def build_app(
-    registry: CollectorRegistry, ready: Callable[[], bool], alive: Callable[[], bool]
+    registry: CollectorRegistry,
+    ready: Callable[[], bool],
+    alive: Callable[[], bool],
+    *,
+    probes: Sequence[Route] | None = None,
 ) -> Starlette:
-    """The admin application; `ready` and `alive` are asked on every probe."""
+    """The admin application; `ready` and `alive` are asked on every probe.
+
+    `probes` replace the routes that ask them.
+    """
 
     def answer(value: bool) -> Response:
         return PlainTextResponse("ok\n" if value else "not ready\n", 200 if value else 503)
@@ -42,9 +56,40 @@ def build_app(
     async def metrics(request: Request) -> Response:
         return metrics_response(registry)
 
+    own_probes = [Route("/livez", livez), Route("/readyz", readyz)]
     return Starlette(
-        routes=[Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", metrics)]
+        routes=[
+            *(own_probes if probes is None else probes),
+            Route("/metrics", metrics),
+            Route("/loglevel", _LogLevel),
+        ]
     )
+
+
+class _LogLevel(HTTPEndpoint):
+    """GET tells the level of the log; POST with ?level= changes it until the process ends."""
+
+    async def get(self, request: Request) -> Response:
+        return PlainTextResponse(f"{logs.current_level()}\n")
+
+    async def post(self, request: Request) -> Response:
+        if not _is_local(request):
+            return PlainTextResponse("only this machine may change the level\n", 403)
+        level = request.query_params.get("level", "")
+        if level not in logs.LEVELS:
+            return PlainTextResponse(f"say ?level= and one of {', '.join(logs.LEVELS)}\n", 400)
+        logs.set_level(level)
+        return PlainTextResponse(f"{level}\n")
+
+
+def _is_local(request: Request) -> bool:
+    """From a unix socket, or from the loopback address."""
+    if request.client is None or not request.client.host:
+        return True
+    try:
+        return ipaddress.ip_address(request.client.host).is_loopback
+    except ValueError:
+        return False
 
 
 @asynccontextmanager

@@ -2,7 +2,8 @@
 
 A process's configuration is one frozen dataclass whose fields are made by
 `option`. `parse` reads it from flags and `SHOAL_*` variables (a flag wins), and
-`to_argv` writes it back, so that a supervisor can start a child from a config.
+`to_argv` writes it back, so that a supervisor can start a child from a config. A secret
+goes to a child by `secret_environment`, since everybody can read a command line.
 """
 
 from __future__ import annotations
@@ -27,10 +28,21 @@ def option(
     group: str = "options",
     choices: Sequence[str] | None = None,
     metavar: str | None = None,
+    secret: bool = False,
 ) -> Any:
-    """A dataclass field that is also the flag `--its-name` and `SHOAL_ITS_NAME`."""
-    metadata = {"help": help, "group": group, "choices": choices, "metavar": metavar}
-    return dataclasses.field(default=default, metadata=metadata)
+    """A dataclass field that is also the flag `--its-name` and `SHOAL_ITS_NAME`.
+
+    A tuple's flag may be repeated, and takes commas. A `secret` is kept out of the config's
+    repr and of command lines.
+    """
+    metadata = {
+        "help": help,
+        "group": group,
+        "choices": choices,
+        "metavar": metavar,
+        "secret": secret,
+    }
+    return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
 
 def borrow(cls: type, name: str, **changes: Any) -> Any:
@@ -41,7 +53,7 @@ def borrow(cls: type, name: str, **changes: Any) -> Any:
     (source,) = [field for field in _options(cls) if field.name == name]
     choices = _choices(source, typing.get_type_hints(cls)[name])
     metadata = {**source.metadata, "choices": choices, **changes}
-    return dataclasses.field(default=source.default, metadata=metadata)
+    return dataclasses.field(default=source.default, metadata=metadata, repr=source.repr)
 
 
 def share(cls: type[T], config: Any, **own: Any) -> T:
@@ -91,7 +103,8 @@ def from_namespace(cls: type[T], parser: argparse.ArgumentParser, args: argparse
     values: dict[str, Any] = {}
     for field in _options(cls):
         if hasattr(args, field.name):
-            values[field.name] = getattr(args, field.name)
+            given = getattr(args, field.name)
+            values[field.name] = tuple(given) if isinstance(given, list) else given
             continue
         name = env_name(field.name)
         text = os.environ.get(name)
@@ -111,11 +124,11 @@ def from_namespace(cls: type[T], parser: argparse.ArgumentParser, args: argparse
 
 
 def to_argv(config: Any) -> list[str]:
-    """The flags that rebuild a config: those that differ from the defaults."""
+    """The flags that rebuild a config, but for its secrets: those that are not defaults."""
     argv: list[str] = []
     for field in _options(type(config)):
         value = getattr(config, field.name)
-        if value == field.default:
+        if value == field.default or field.metadata["secret"]:
             continue
         flag = flag_name(field.name)
         if isinstance(value, bool):
@@ -125,6 +138,19 @@ def to_argv(config: Any) -> list[str]:
         else:
             argv.append(f"{flag}={value}")
     return argv
+
+
+def secret_environment(config: Any) -> dict[str, str]:
+    """The variables that rebuild a config's secrets."""
+    secrets = {
+        field.name: getattr(config, field.name)
+        for field in _options(type(config))
+        if field.metadata["secret"] and getattr(config, field.name) != field.default
+    }
+    return {
+        env_name(name): ",".join(value) if isinstance(value, tuple) else str(value)
+        for name, value in secrets.items()
+    }
 
 
 def flag_name(field_name: str) -> str:
@@ -150,6 +176,8 @@ def _add_flag(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
         group.add_argument(flag_name(field.name), dest=field.name, action=action, **kwargs)
         return
     choices = _choices(field, hint)
+    if typing.get_origin(hint) is tuple:
+        kwargs["action"] = "extend"
     if choices:
         kwargs["choices"] = choices
     else:

@@ -1,4 +1,8 @@
-"""Log set-up: JSON lines for machines, short lines for a terminal."""
+"""Log set-up: JSON lines for machines, short lines for a terminal.
+
+`bind` gives every line of the task that calls it, and of the tasks it starts, the ids
+of the request it works for. The level can be changed while the process runs.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +10,54 @@ import datetime
 import json
 import logging
 import sys
+from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import Any
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+# Libraries whose info lines tell a person running Shoal nothing.
+_NOISY = ("httpx", "uvicorn.access", "uvicorn.error", "transformers")
+_BOUND: ContextVar[Mapping[str, str] | None] = ContextVar("bound", default=None)
+
+LEVELS = ("debug", "info", "warning", "error")
 
 
 def setup(service: str, *, level: str = "info", format: str = "auto") -> None:
     """Sends the process's logs to stderr.
 
     `format` is json, human, or auto: human on a terminal and json elsewhere.
-    Fields passed as `extra` appear in both.
+    Fields passed as `extra`, and those that are bound, appear in both.
     """
     human = format == "human" or (format == "auto" and sys.stderr.isatty())
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_HumanFormatter(service) if human else _JsonFormatter(service))
     root = logging.getLogger()
     root.handlers[:] = [handler]
+    set_level(level)
+
+
+def set_level(level: str) -> None:
+    """Shows lines of that level, one of `LEVELS`, and worse ones from now on."""
+    root = logging.getLogger()
     root.setLevel(level.upper())
-    # Libraries whose info lines tell a person running Shoal nothing.
-    for noisy in ("httpx", "uvicorn.access", "uvicorn.error", "transformers"):
+    for noisy in _NOISY:
         logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
 
 
+def current_level() -> str:
+    """The least severe level that is shown."""
+    return logging.getLevelName(logging.getLogger().level).lower()
+
+
+def bind(**fields: str) -> None:
+    """Adds fields to every line of this task from now on; empty ones are left out."""
+    given = {name: value for name, value in fields.items() if value}
+    _BOUND.set({**(_BOUND.get() or {}), **given})
+
+
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
-    return {key: value for key, value in vars(record).items() if key not in _STANDARD}
+    own = {key: value for key, value in vars(record).items() if key not in _STANDARD}
+    return {**(_BOUND.get() or {}), **own}
 
 
 class _JsonFormatter(logging.Formatter):

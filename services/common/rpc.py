@@ -1,8 +1,9 @@
 """Everything about gRPC that must be the same on both sides of a wire.
 
 Message limits, keepalive, reconnect backoff, heartbeats, the error interceptor,
-health and reflection live here and nowhere else. Channels and servers are made
-inside a running loop, never before a fork.
+health and reflection live here and nowhere else; credentials are made by
+`services.common.tls`. Channels and servers are made inside a running loop, never
+before a fork.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import grpc
@@ -19,7 +20,9 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from services.common import rich_status, tls
 from services.common.errors import InternalError, ShoalError, StartupError
+from services.common.tls import NO_TLS, TlsFiles
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +37,11 @@ HEARTBEAT_SECONDS = 2.0
 PEER_TIMEOUT_SECONDS = 5.0
 IDLE_HEARTBEAT_SECONDS = 6.0
 IDLE_PEER_TIMEOUT_SECONDS = 15.0
+
+_STATUS_SECONDS = 1.0  # in which a client that reads at all takes a status
+# Calls of one connection to the gateway. Calls that ended while their client does not read
+# count, so that such a client cannot pile them up; beyond, a connection's calls wait.
+_MAX_PUBLIC_STREAMS = 4096
 
 _KEEPALIVE_MS = 20_000
 _MIN_PING_INTERVAL_MS = 10_000  # servers accept pings at twice the rate clients send them
@@ -57,7 +65,9 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 def server_options(*, public: bool) -> tuple[tuple[str, int], ...]:
     """Options of a listener; a public one takes smaller messages."""
     limit = MAX_PUBLIC_MESSAGE_BYTES if public else MAX_MESSAGE_BYTES
+    streams = (("grpc.max_concurrent_streams", _MAX_PUBLIC_STREAMS),) if public else ()
     return (
+        *streams,
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_receive_message_length", limit),
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
@@ -69,21 +79,43 @@ def server_options(*, public: bool) -> tuple[tuple[str, int], ...]:
     )
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """A channel to `host:port` or `unix:/path`."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+def open_channel(address: str, files: TlsFiles = NO_TLS) -> grpc.aio.Channel:
+    """A channel to `host:port`, over TLS if there are files for it, or to `unix:/path`.
+
+    Raises StartupError if the files cannot be read.
+    """
+    if not files or is_unix(address):
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    options: tuple[tuple[str, int | str], ...] = CHANNEL_OPTIONS
+    if files.server_name:
+        options += (("grpc.ssl_target_name_override", files.server_name),)
+    return grpc.aio.secure_channel(address, tls.channel_credentials(files), options=options)
+
+
+def is_unix(address: str) -> bool:
+    """Whether an address is a unix socket, which only this machine reaches."""
+    return address.startswith(("unix:", "unix-abstract:"))
 
 
 class Server:
     """A gRPC server with health, reflection and the error interceptor.
 
     Register servicers on `self.grpc`, then `await start(address)`. Health starts as
-    NOT_SERVING for every service and for the server as a whole ("").
+    NOT_SERVING for every service and for the server as a whole (""). `interceptors` see
+    a call before it reaches a servicer and may raise ShoalErrors; `options` are added.
     """
 
-    def __init__(self, service_names: Iterable[str], *, public: bool = False) -> None:
+    def __init__(
+        self,
+        service_names: Iterable[str],
+        *,
+        public: bool = False,
+        interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+        options: Sequence[tuple[str, int]] = (),
+    ) -> None:
         self.grpc = grpc.aio.server(
-            options=server_options(public=public), interceptors=[_ErrorInterceptor()]
+            options=(*server_options(public=public), *options),
+            interceptors=[_ErrorInterceptor(), *interceptors],
         )
         self._names = ["", *service_names]
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
@@ -92,14 +124,18 @@ class Server:
             [*self._names[1:], health.SERVICE_NAME, reflection.SERVICE_NAME], self.grpc
         )
 
-    async def start(self, address: str) -> str:
-        """Listens, and returns the address with the real port.
+    async def start(self, address: str, files: TlsFiles = NO_TLS) -> str:
+        """Listens, over TLS if there are files for it, and returns the address with the
+        real port.
 
-        Raises StartupError if the address is wrong or taken.
+        Raises StartupError if the address is wrong or taken, or the files cannot be used.
         """
         await self.set_serving(False)
         try:
-            port = self.grpc.add_insecure_port(address)
+            if files and not is_unix(address):
+                port = self.grpc.add_secure_port(address, tls.server_credentials(files))
+            else:
+                port = self.grpc.add_insecure_port(address)
         except RuntimeError:
             raise StartupError(f"cannot listen on {address}: it is wrong, or taken")
         await self.grpc.start()
@@ -167,15 +203,19 @@ class Outbox(Generic[M]):
 
 
 async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: ShoalError) -> None:
-    """Ends a call with an error's status and message."""
-    trailers: tuple[tuple[str, str], ...] = ()
-    if error.param:
-        trailers += (("shoal-error-param", error.param.encode("ascii", "replace").decode()),)
-    if error.status.code:
-        trailers += (("shoal-error-code", error.status.code),)
-    if error.retry_after_header is not None:
-        trailers += (("retry-after", error.retry_after_header),)
-    await context.abort(error.status.grpc, error.message, trailers)
+    """Ends a call with an error's status, message and rich details.
+
+    The status goes out behind the messages before it, so that a client which does not
+    read holds it up. The handler does not stay for such a client: it ends as cancelled,
+    and gRPC keeps the status until the client reads, or is gone.
+    """
+    try:
+        async with asyncio.timeout(_STATUS_SECONDS):
+            await context.abort(
+                error.status.grpc, rich_status.short_message(error), rich_status.trailers(error)
+            )
+    except TimeoutError:
+        raise asyncio.CancelledError
 
 
 if TYPE_CHECKING:

@@ -12,12 +12,11 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from prometheus_client import CollectorRegistry
-
 from protos import worker_pb2_grpc
 from services.common import logs, process
 from services.common.admin import build_app, serve_admin
 from services.common.config import parse
+from services.common.metrics import process_registry
 from services.common.rpc import IDLE_PEER_TIMEOUT_SECONDS, Server
 from services.worker.agent import Agent
 from services.worker.config import WorkerConfig
@@ -39,7 +38,7 @@ async def serve(
     peer_timeout: float = IDLE_PEER_TIMEOUT_SECONDS,
 ) -> int:
     """Runs a worker until `stop` is set or its engine is lost; returns the exit status."""
-    registry = CollectorRegistry()
+    registry = process_registry()
     server = Server(["shoal.v1.Worker"])
     async with Ranks(config, limits=limits, module=rank_module) as ranks:
         agent = Agent(ranks.send, WorkerMetrics(registry))
@@ -52,7 +51,7 @@ async def serve(
         app = build_app(registry, ready=ready, alive=lambda: not agent.failed)
         async with (
             serve_admin(config.admin_address, app),
-            _listening(server, config.address, ready, agent.changed),
+            _listening(server, config, ready, agent.changed),
         ):
             await ranks.start(agent.handle_event, agent.changed.set)
             failure = await _until_ended(agent, ranks, stop, config.drain_timeout)
@@ -94,15 +93,15 @@ async def _drained(agent: Agent, stop: asyncio.Event) -> None:
 
 @asynccontextmanager
 async def _listening(
-    server: Server, address: str, ready: Callable[[], bool], changed: asyncio.Event
+    server: Server, config: WorkerConfig, ready: Callable[[], bool], changed: asyncio.Event
 ) -> AsyncIterator[None]:
     """Listens and publishes `ready`; says goodbye to the callers however it ends.
 
-    Raises StartupError if the address cannot be had.
+    Raises StartupError if the address cannot be had, or its TLS files cannot be used.
     """
     health = asyncio.create_task(_publish_health(server, ready, changed))
     try:
-        log.info("listening", extra={"address": await server.start(address)})
+        log.info("listening", extra={"address": await server.start(config.address, config.tls)})
         yield
     finally:
         health.cancel()

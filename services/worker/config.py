@@ -6,8 +6,9 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
-from services.common.config import option
+from services.common.config import borrow, option
 from services.common.cores import available_cores
+from services.common.tls import TlsFiles, TlsOptions
 
 _SERVER = "server"
 _MODEL = "model"
@@ -29,7 +30,7 @@ class WorkerConfig:
     )
     admin_address: str = option(
         "",
-        "where /livez, /readyz and /metrics are served over HTTP; default: nowhere",
+        "where /livez, /readyz, /metrics and /loglevel are served over HTTP; default: nowhere",
         group=_SERVER,
     )
     drain_timeout: float = option(
@@ -104,7 +105,12 @@ class WorkerConfig:
         0, "CPU threads a rank; default: all cores divided by the ranks", group=_PARALLEL
     )
 
+    tls_cert: str = borrow(TlsOptions, "tls_cert")
+    tls_key: str = borrow(TlsOptions, "tls_key")
+    tls_ca: str = borrow(TlsOptions, "tls_ca")
+
     def __post_init__(self) -> None:
+        self.tls.check()
         if self.page_size not in (1, 2, 4, 8, 16, 32, 64):
             raise ValueError(f"--page-size {self.page_size} is not a power of two from 1 to 64")
         for name in ("max_running_requests", "max_queue", "tp"):
@@ -113,6 +119,11 @@ class WorkerConfig:
         for name in ("num_pages", "max_model_len", "max_prefill_tokens", "num_threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name.replace('_', '-')} must not be negative")
+
+    @property
+    def tls(self) -> TlsFiles:
+        """What the gRPC server listens with."""
+        return TlsFiles(self.tls_cert, self.tls_key, self.tls_ca)
 
 
 def num_threads(config: WorkerConfig) -> int:

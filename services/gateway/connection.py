@@ -1,0 +1,131 @@
+"""One HTTP/1.1 connection, held to limits that its client cannot stretch.
+
+Below ASGI, where a client can hurt by sending too much (headers without end), too slowly
+(a byte a minute) or nothing at all. What a request means is not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Bytes of a request line and its headers; seconds for a whole request to arrive, and
+    for a connection to send its first; connections at a time."""
+
+    max_header_bytes: int
+    read_timeout: float
+    max_connections: int
+
+
+class _HeadersTooLarge(Exception):
+    """Stops the parser."""
+
+
+class GuardedConnection(HttpToolsProtocol):
+    """uvicorn's connection with limits.
+
+    The read timer runs while a request is awaited or arrives, never while an answer is
+    computed or sent: a long stream is not a slow client.
+    """
+
+    def __init__(self, limits: ConnectionLimits, **uvicorn: Any) -> None:
+        super().__init__(**uvicorn)
+        self._limits = limits
+        self._timer: asyncio.TimerHandle | None = None
+        self._heard = False  # anything, since the last request ended
+        self._in_headers = True
+        self._header_bytes = 0
+        self._too_large = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.max_connections:
+            self._refuse(503, "too many connections", "overloaded")
+            return
+        self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = True
+        if self.cycle is None or self.cycle.response_complete:
+            self._start_timer()
+        if self._in_headers:
+            self._header_bytes += len(data)
+        super().data_received(data)
+        # What is not parsed yet waits in the parser, which sets itself no limit.
+        if self._in_headers and self._header_bytes > self._limits.max_header_bytes:
+            self._refuse_headers()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._start_timer()
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > self._limits.max_header_bytes:
+            self._too_large = True
+            raise _HeadersTooLarge
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._stop_timer()
+        self._in_headers, self._header_bytes, self._heard = True, 0, False
+
+    def send_400_response(self, msg: str) -> None:
+        if self._too_large:
+            self._refuse_headers()
+        else:
+            self._refuse(400, "this is not HTTP/1.1", "invalid_value")
+
+    def _start_timer(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(self._limits.read_timeout, self._on_timeout)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timeout(self) -> None:
+        self._timer = None
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if self.pipeline or (answering and self._in_headers):
+            self._start_timer()  # an earlier request is being answered, as it should be
+        elif not self._heard or (self.cycle is not None and self.cycle.response_started):
+            self.transport.close()
+        else:
+            seconds = self._limits.read_timeout
+            self._refuse(408, f"the request did not arrive within {seconds:g} s", "timeout")
+
+    def _refuse_headers(self) -> None:
+        limit = self._limits.max_header_bytes
+        self._refuse(431, f"the headers are larger than {limit} bytes", "headers_too_large")
+
+    def _refuse(self, status: int, message: str, code: str) -> None:
+        """Answers in OpenAI's words and hangs up."""
+        self._stop_timer()
+        if self.transport.is_closing():
+            return
+        kind = "invalid_request_error" if status < 500 else "service_unavailable_error"
+        error = {"message": message, "type": kind, "param": None, "code": code}
+        body = msgspec.json.encode({"error": error})
+        self.transport.write(
+            STATUS_LINE[status]
+            + b"content-type: application/json\r\nconnection: close\r\n"
+            + (b"retry-after: 1\r\n" if status == 503 else b"")
+            + b"content-length: %d\r\n\r\n" % len(body)
+            + body
+        )
+        self.transport.close()
