@@ -21,6 +21,7 @@ from protos import inference_pb2_grpc
 from services.common import rpc
 from services.common.admin import EmbeddedServer
 from services.common.errors import StartupError
+from services.common.metrics import process_registry
 from services.gateway import http
 from services.gateway.config import GatewayConfig
 from services.gateway.core import Core
@@ -53,7 +54,7 @@ async def serve(
     for any peer. Raises StartupError if a port is taken or the configuration lacks
     something.
     """
-    registry = CollectorRegistry()
+    registry = process_registry()
     core = Core(config, registry)
     async with AsyncExitStack() as stack:
         sessions = await stack.enter_async_context(_background(core.run()))

@@ -20,6 +20,7 @@ from protos import tokenizer_pb2_grpc
 from services.common import logs, process
 from services.common.admin import build_app, serve_admin
 from services.common.config import parse
+from services.common.metrics import process_registry
 from services.common.rpc import IDLE_PEER_TIMEOUT_SECONDS, Server
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.decode_servicer import DetokenizerServicer
@@ -50,7 +51,7 @@ async def serve(
 
     Raises StartupError if the model cannot be had or its tokenizer is not supported.
     """
-    registry = CollectorRegistry()
+    registry = process_registry()
     sessions = Sessions(peer_timeout=peer_timeout)
     server = Server([f"shoal.v1.{role.capitalize()}"])
     run = _tokenizer if role == "tokenizer" else _detokenizer
