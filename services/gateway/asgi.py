@@ -1,4 +1,4 @@
-"""What the REST front end does below Starlette: bodies, lost clients, request ids.
+"""What the REST front end does below Starlette: bodies, lost clients, request ids, keys.
 
 Nothing here knows of generations or of the OpenAI API.
 """
@@ -6,26 +6,45 @@ Nothing here knows of generations or of the OpenAI API.
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.common.errors import Cancelled, TooLarge
+from services.common import logs
+from services.common.errors import Cancelled, InvalidRequest, TooLarge, Unauthenticated
+from services.gateway.keys import KeyRing
+from services.gateway.openai.errors import error_response
 
 _REQUEST_ID = "x-request-id"
 _MAX_REQUEST_ID = 256
+_OPEN_PATHS = frozenset(("/livez", "/readyz", "/health"))  # for probes, which have no keys
+_JSON_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """How long and how deeply nested a body may be."""
+
+    max_bytes: int
+    max_depth: int
+
+
+async def read_body(scope: Scope, receive: Receive, limits: BodyLimits) -> bytes:
     """The whole body, counted while it comes.
 
     Raises:
-        TooLarge: as soon as it is known to be over `limit` bytes.
+        TooLarge: as soon as it is known to be over the limit.
+        InvalidRequest: if it is nested too deeply.
         Cancelled: if the client leaves before the end.
     """
+    limit = limits.max_bytes
     announced = Headers(scope=scope).get("content-length", "")
     if announced.isdigit() and int(announced[:20]) > limit:
         raise _too_large(limit)
@@ -41,7 +60,19 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
             raise _too_large(limit)
         pieces.append(piece)
         if not message.get("more_body", False):
-            return b"".join(pieces)
+            body = b"".join(pieces)
+            _check_depth(body, limits.max_depth)
+            return body
+
+
+def _check_depth(body: bytes, limit: int) -> None:
+    """Raises InvalidRequest; what is no JSON is left to whoever reads it."""
+    if body.count(b"[") + body.count(b"{") <= limit:
+        return  # as almost every body
+    text = np.frombuffer(_JSON_STRING.sub(b"", body), np.uint8) | 0x20  # [ becomes {, ] }
+    steps = (text == ord("{")).astype(np.int8) - (text == ord("}"))
+    if steps.size and np.cumsum(steps, dtype=np.int32).max() > limit:
+        raise InvalidRequest(f"the body is nested more than {limit} deep")
 
 
 def _too_large(limit: int) -> TooLarge:
@@ -99,6 +130,7 @@ class RequestIds:
         given = Headers(scope=scope).get(_REQUEST_ID, "")
         request_id = _printable(given) or uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
+        logs.bind(request_id=request_id)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -111,3 +143,41 @@ class RequestIds:
 def _printable(text: str) -> str:
     kept = "".join(char for char in text if char >= " " and char != "\x7f")
     return kept[:_MAX_REQUEST_ID].strip()
+
+
+class RequireKey:
+    """Middleware: turns away whoever has no key, but for probes.
+
+    The name of the caller's key is left in the scope's state as `tenant`.
+    """
+
+    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
+            try:
+                tenant = self._keys.identify(Headers(scope=scope))
+            except Unauthenticated as error:
+                await error_response(error)(scope, receive, send)
+                return
+            scope.setdefault("state", {})["tenant"] = tenant
+        await self._app(scope, receive, send)
+
+
+def with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
+    """Lets pages of these origins call from a browser; the app itself if there are none.
+
+    A browser's preflight has no key, so this stands before whatever asks for one.
+    """
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["*"],
+        expose_headers=[_REQUEST_ID, "retry-after"],
+        max_age=86_400,
+    )

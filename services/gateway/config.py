@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from services.common.config import option
+from services.common.config import borrow, option
+from services.common.tls import TlsFiles, TlsOptions
 
 _SERVER = "server"
 _PEERS = "peers"
 _MODEL = "model"
 _LIMITS = "limits"
+_SECURITY = "security"
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,12 @@ class GatewayConfig:
     port: int = option(8000, "port of the REST server; 0 takes a free one", group=_SERVER)
     grpc_port: int = option(
         8001, "port of the public gRPC API; 0 takes a free one, -1 turns it off", group=_SERVER
+    )
+    admin_address: str = option(
+        "",
+        "where /livez, /readyz, /metrics and /loglevel are also served, plain and without keys;"
+        " default: nowhere",
+        group=_SERVER,
     )
     drain_timeout: float = option(
         30.0, "seconds that open streams get after SIGTERM", group=_SERVER
@@ -80,10 +88,88 @@ class GatewayConfig:
         group=_MODEL,
     )
 
+    api_key: tuple[str, ...] = option(
+        (),
+        "a key that clients must send, or name:key; may be repeated. Others can read a command"
+        " line: better use the variable or the file",
+        group=_SECURITY,
+        metavar="KEY",
+        secret=True,
+    )
+    api_key_file: str = option(
+        "",
+        "more keys, one a line; read again when it changes",
+        group=_SECURITY,
+        metavar="FILE",
+    )
+    cors_origins: tuple[str, ...] = option(
+        (),
+        "origins whose pages may call the REST API from a browser; * is all of them",
+        group=_SECURITY,
+        metavar="ORIGIN,...",
+    )
+    tls_cert: str = borrow(TlsOptions, "tls_cert")
+    tls_key: str = borrow(TlsOptions, "tls_key")
+    tls_ca: str = borrow(TlsOptions, "tls_ca")
+    peer_tls_cert: str = borrow(
+        TlsOptions, "tls_cert", help="certificate (PEM) to show to tokenizers, workers, ..."
+    )
+    peer_tls_key: str = borrow(TlsOptions, "tls_key", help="private key of --peer-tls-cert")
+    peer_tls_ca: str = borrow(
+        TlsOptions,
+        "tls_ca",
+        help="authorities (PEM) one of which must have signed the peers' certificates; default:"
+        " peers are reached without TLS",
+    )
+    peer_tls_server_name: str = option(
+        "",
+        "name that the peers' certificates must carry; default: the host in their address",
+        group="TLS",
+        metavar="NAME",
+    )
+
     max_body_bytes: int = option(16 * 1024 * 1024, "largest request body", group=_LIMITS)
     max_buffer_bytes: int = option(
         1024 * 1024, "unsent text of one slow client before it is aborted", group=_LIMITS
     )
+    unread_timeout: float = option(
+        60.0,
+        "seconds for which a client may take nothing of what is sent to it, REST or gRPC",
+        group=_LIMITS,
+    )
     max_requests: int = option(
         4096, "requests in flight before new ones are refused with 429", group=_LIMITS
     )
+    max_json_depth: int = option(128, "deepest nesting of a request body", group=_LIMITS)
+    max_header_bytes: int = option(
+        64 * 1024, "largest request line and headers, and gRPC metadata", group=_LIMITS
+    )
+    read_timeout: float = option(
+        60.0, "seconds in which a whole request must have arrived", group=_LIMITS
+    )
+    keep_alive_timeout: float = option(
+        75.0, "seconds that a REST connection may rest between requests", group=_LIMITS
+    )
+    max_connections: int = option(10_000, "open REST connections", group=_LIMITS)
+
+    def __post_init__(self) -> None:
+        self.tls.check()
+        self.peer_tls.check("--peer-tls", listens=False)
+        for name in ("max_json_depth", "max_header_bytes", "max_connections"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
+        for name in ("read_timeout", "keep_alive_timeout"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"--{name.replace('_', '-')} must be above 0")
+
+    @property
+    def tls(self) -> TlsFiles:
+        """What the REST and the gRPC listener show."""
+        return TlsFiles(self.tls_cert, self.tls_key, self.tls_ca)
+
+    @property
+    def peer_tls(self) -> TlsFiles:
+        """What peers are connected to with."""
+        return TlsFiles(
+            self.peer_tls_cert, self.peer_tls_key, self.peer_tls_ca, self.peer_tls_server_name
+        )

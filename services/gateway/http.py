@@ -29,9 +29,17 @@ from services.common.errors import (
     InvalidRequest,
     ShoalError,
 )
-from services.gateway.asgi import RequestIds, read_body, while_connected
+from services.gateway.asgi import (
+    BodyLimits,
+    RequestIds,
+    RequireKey,
+    read_body,
+    while_connected,
+    with_cors,
+)
 from services.gateway.config import GatewayConfig
 from services.gateway.domain import Gateway, Readiness
+from services.gateway.keys import KeyRing
 from services.gateway.openai import models
 from services.gateway.openai.answer import Job, collect
 from services.gateway.openai.chat import parse_chat
@@ -51,13 +59,15 @@ def build_app(
     gateway: Gateway,
     config: GatewayConfig,
     registry: CollectorRegistry,
+    keys: KeyRing | None = None,
     *,
     keepalive: float = KEEPALIVE_SECONDS,
 ) -> ASGIApp:
     """The application; `keepalive` is how long a stream may be silent, in seconds."""
+    limits = BodyLimits(config.max_body_bytes, config.max_json_depth)
 
     def generating(path: str, parse: Callable[[bytes, Caller], Job]) -> Route:
-        endpoint = GenerationEndpoint(gateway, parse, config.max_body_bytes, keepalive)
+        endpoint = GenerationEndpoint(gateway, parse, limits, keepalive)
         return Route(path, endpoint, methods=["POST"])
 
     def parse_prompts(raw: bytes, caller: Caller) -> Job:
@@ -68,7 +78,7 @@ def build_app(
             generating("/v1/chat/completions", parse_chat),
             generating("/v1/completions", parse_prompts),
             generating("/generate", parse_generate),
-            *_model_routes(gateway, config.max_body_bytes),
+            *_model_routes(gateway, limits),
             *_operator_routes(gateway, config, registry),
         ],
         exception_handlers={
@@ -78,7 +88,9 @@ def build_app(
         },
     )
     app.router.redirect_slashes = False
-    return RequestIds(app)  # outside Starlette's own handlers, whose answers need ids too
+    guarded = RequireKey(app, KeyRing() if keys is None else keys)
+    # Outside Starlette's own handlers, whose answers need ids too.
+    return RequestIds(with_cors(guarded, config.cors_origins))
 
 
 class GenerationEndpoint:
@@ -88,16 +100,16 @@ class GenerationEndpoint:
         self,
         gateway: Gateway,
         parse: Callable[[bytes, Caller], Job],
-        max_body_bytes: int,
+        limits: BodyLimits,
         keepalive: float,
     ) -> None:
         self._gateway = gateway
         self._parse = parse
-        self._max_body_bytes = max_body_bytes
+        self._limits = limits
         self._keepalive = keepalive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raw = await read_body(scope, receive, self._max_body_bytes)
+        raw = await read_body(scope, receive, self._limits)
         job = self._parse(raw, caller_of(scope))
         stream = EventStream(send, keepalive=self._keepalive)
         error = await while_connected(
@@ -155,6 +167,7 @@ def caller_of(scope: Scope) -> Caller:
         request_id=scope["state"]["request_id"],
         timeout=None if timeout is None else _seconds(timeout),
         traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
+        tenant=scope["state"].get("tenant", ""),
     )
 
 
@@ -170,7 +183,7 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _model_routes(gateway: Gateway, max_body_bytes: int) -> list[Route]:
+def _model_routes(gateway: Gateway, limits: BodyLimits) -> list[Route]:
     """Models and the tokenizer: short calls with JSON answers."""
 
     async def list_models(request: Request) -> Response:
@@ -181,7 +194,7 @@ def _model_routes(gateway: Gateway, max_body_bytes: int) -> list[Route]:
 
     def posted(call: Callable[[Gateway, bytes], Awaitable[dict[str, Any]]]) -> Any:
         async def endpoint(request: Request) -> Response:
-            raw = await read_body(request.scope, request.receive, max_body_bytes)
+            raw = await read_body(request.scope, request.receive, limits)
             return _json(await call(gateway, raw))
 
         return endpoint
@@ -194,10 +207,8 @@ def _model_routes(gateway: Gateway, max_body_bytes: int) -> list[Route]:
     ]
 
 
-def _operator_routes(
-    gateway: Gateway, config: GatewayConfig, registry: CollectorRegistry
-) -> list[Route]:
-    """Probes, metrics, and what the people who run it ask for."""
+def probe_routes(gateway: Gateway) -> tuple[Route, Route]:
+    """/livez and /readyz, the latter of the whole path, or with ?scope=gateway of itself."""
 
     async def livez(request: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -209,6 +220,15 @@ def _operator_routes(
         if readiness.ready:
             return PlainTextResponse("ok\n")
         return PlainTextResponse(f"not ready: {', '.join(readiness.reasons)}\n", 503)
+
+    return Route("/livez", livez), Route("/readyz", readyz)
+
+
+def _operator_routes(
+    gateway: Gateway, config: GatewayConfig, registry: CollectorRegistry
+) -> list[Route]:
+    """Probes, metrics, and what the people who run it ask for."""
+    livez, readyz = probe_routes(gateway)
 
     async def metrics(request: Request) -> Response:
         return metrics_response(registry)
@@ -226,9 +246,9 @@ def _operator_routes(
         return _json({"success": True})
 
     return [
-        Route("/livez", livez),
-        Route("/readyz", readyz),
-        Route("/health", readyz),
+        livez,
+        readyz,
+        Route("/health", readyz.endpoint),
         Route("/metrics", metrics),
         Route("/server_info", server_info),
         Route("/flush_cache", flush_cache, methods=["POST"]),

@@ -131,6 +131,7 @@ class Caller:
     request_id: str
     timeout: float | None = None
     traceparent: str = ""
+    tenant: str = ""
 
 
 def sampling(
@@ -186,6 +187,7 @@ def generation_request(
         priority=_or(integer("priority", body.priority), 0),
         cache_salt=body.cache_salt or "",
         traceparent=caller.traceparent,
+        tenant=caller.tenant,
     )
     check_request(request)
     return request

@@ -6,7 +6,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from services.common.errors import ShoalError
+from services.common.errors import ShoalError, Unauthenticated
 
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 
@@ -17,10 +17,12 @@ def envelope(error: ShoalError) -> bytes:
 
 
 def error_response(error: ShoalError) -> Response:
-    """The response for an error, with Retry-After where it is known."""
+    """The response for an error, with Retry-After where it is known, and how to prove oneself."""
     headers = {}
     if error.retry_after_header is not None:
         headers["retry-after"] = error.retry_after_header
+    if isinstance(error, Unauthenticated):
+        headers["www-authenticate"] = "Bearer"
     return Response(envelope(error), error.status.http, headers, "application/json")
 
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
+from services.common.tls import NO_TLS, TlsFiles
 from services.gateway.discovery import AddressSource
 from services.gateway.peers.session import Peer
 
@@ -19,9 +20,12 @@ class PeerPool(Generic[P]):
     handles have ended; one that comes back meanwhile is used again.
     """
 
-    def __init__(self, source: AddressSource, make: Callable[[str], P]) -> None:
+    def __init__(
+        self, source: AddressSource, make: Callable[[str], P], files: TlsFiles = NO_TLS
+    ) -> None:
         self._source = source
         self._make = make
+        self._tls = files
         self._peers: dict[str, P] = {}
         self._wanted: frozenset[str] = frozenset()
         self._sessions: dict[str, asyncio.Task[None]] = {}
@@ -69,5 +73,6 @@ class PeerPool(Generic[P]):
         for address in sorted(addresses - self._peers.keys()):
             peer = self._peers[address] = self._make(address)
             peer.on_idle = self._release_soon
+            peer.tls = self._tls
             self._sessions[address] = asyncio.create_task(peer.run())
         self.release_unwanted()
