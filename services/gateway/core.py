@@ -31,6 +31,7 @@ from services.gateway.metrics import Metrics
 from services.gateway.peers.fleet import RETRY_AFTER_SECONDS, Model, PeerFleet, Sources
 from services.gateway.peers.session import SessionTimes
 from services.gateway.peers.worker import flush_all
+from services.gateway.placement import PATIENCE_SECONDS
 from services.gateway.router import make_policy
 
 
@@ -133,8 +134,9 @@ class Core:
         known = self._token_bytes.setdefault(found.name, {})
         missing = sorted({token_id for token_id in token_ids if token_id not in known})
         if missing:
+            # For a request that is being answered already: it waits as its text would.
             answers = await self.fleet.decoding(
-                found, lambda decoder: decoder.lookup(missing), self.hold_timeout, self.max_moves
+                found, lambda decoder: decoder.lookup(missing), PATIENCE_SECONDS, self.max_moves
             )
             known.update(zip(missing, answers, strict=True))
         return [known[token_id] for token_id in token_ids]

@@ -12,7 +12,7 @@ from protos import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from services.common import rpc, wire
 from services.common.errors import PeerLost, ShoalError
 from services.gateway.domain import TextOptions
-from services.gateway.peers.session import Peer, error_from_rpc
+from services.gateway.peers.session import Peer
 
 Request = tokenizer_pb2.DetokenizerSessionRequest
 Response = tokenizer_pb2.DetokenizerSessionResponse
@@ -144,17 +144,13 @@ class DetokenizerPeer(Peer[Request, Response, TextSink]):
     async def decode(self, token_ids: Sequence[int]) -> str:
         stub = tokenizer_pb2_grpc.DetokenizerStub(self.channel())
         request = tokenizer_pb2.DecodeRequest(token_ids=token_ids, skip_special_tokens=False)
-        try:
-            return (await stub.Decode(request)).text
-        except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error)
+        answer = await self.call(stub.Decode(request, timeout=self._times.idle_peer_timeout))
+        return answer.text
 
     async def lookup(self, token_ids: Sequence[int]) -> Sequence[bytes]:
         stub = tokenizer_pb2_grpc.DetokenizerStub(self.channel())
-        try:
-            answer = await stub.Lookup(tokenizer_pb2.LookupRequest(token_ids=token_ids))
-        except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error)
+        request = tokenizer_pb2.LookupRequest(token_ids=token_ids)
+        answer = await self.call(stub.Lookup(request, timeout=self._times.peer_timeout))
         return answer.token_bytes
 
     def _on_frame(self, frame: Response) -> None:

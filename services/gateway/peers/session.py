@@ -12,7 +12,7 @@ import asyncio
 import logging
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar, cast
 
@@ -50,6 +50,14 @@ class SessionTimes:
 Q = TypeVar("Q", bound=Message)  # what the gateway sends
 A = TypeVar("A", bound=Message)  # what the peer sends
 H = TypeVar("H")  # whoever opened a handle
+R = TypeVar("R")  # what a unary call answers
+
+# A unary call that ends so was not refused: its time ended, or its server did.
+_LOST_CALL = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+)
 
 
 class Peer(ABC, Generic[Q, A, H]):
@@ -234,6 +242,23 @@ class Peer(ABC, Generic[Q, A, H]):
             raise PeerLost(f"{self._name} is not connected")
         return self._channel
 
+    async def call(self, begun: Awaitable[R]) -> R:
+        """Awaits a unary call on `channel`.
+
+        Raises PeerLost if the session or the call's time ends first, and what the peer
+        answered.
+        """
+        try:
+            return await begun
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Nobody cancelled the waiter: the session's channel was closed under the call.
+            raise PeerLost(f"{self._name} was lost during a call")
+
     @property
     def _name(self) -> str:
         return f"{self.kind} {self.address}"
@@ -261,7 +286,7 @@ def error_from_rpc(error: grpc.aio.AioRpcError) -> ShoalError:
     message = error.details() or error.code().name
     seconds = trailers.get("retry-after", "")
     retry_after = float(seconds) if seconds.isdecimal() else None
-    if error.code() is grpc.StatusCode.UNAVAILABLE:
+    if error.code() in _LOST_CALL:
         return PeerLost(message, retry_after=retry_after)
     for code, status in STATUSES.items():
         if status.grpc is error.code() and kind in (None, status.code):

@@ -18,7 +18,7 @@ from protos import common_pb2, worker_pb2, worker_pb2_grpc
 from services.common import rpc, wire
 from services.common.errors import PeerLost, ShoalError
 from services.gateway.domain import FinishReason, TokenLogprobs
-from services.gateway.peers.session import Peer, SessionTimes, error_from_rpc
+from services.gateway.peers.session import Peer, SessionTimes
 
 Request = worker_pb2.WorkerSessionRequest
 Response = worker_pb2.WorkerSessionResponse
@@ -121,10 +121,7 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
     async def flush_cache(self) -> None:
         """Drops the worker's unused prefixes. Raises ShoalError."""
         stub = worker_pb2_grpc.WorkerStub(self.channel())
-        try:
-            await stub.FlushCache(worker_pb2.FlushCacheRequest(), timeout=30)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error)
+        await self.call(stub.FlushCache(worker_pb2.FlushCacheRequest(), timeout=30))
 
     def _on_frame(self, frame: Response) -> None:
         if frame.draining:
