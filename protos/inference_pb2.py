@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import common_pb2 as protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/inference.proto\x12\x08shoal.v1\x1a\x13protos/common.proto\"\xc3\x01\n\x11GenerationOptions\x12\r\n\x05model\x18\x01 \x01(\t\x12*\n\x08sampling\x18\x02 \x01(\x0b\x32\x18.shoal.v1.SamplingParams\x12#\n\x04text\x18\x03 \x01(\x0b\x32\x15.shoal.v1.TextOptions\x12\x0e\n\x01n\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\x10\n\x08priority\x18\x06 \x01(\x11\x12\x12\n\ncache_salt\x18\x07 \x01(\tB\x04\n\x02_n\"\x82\x01\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x12.shoal.v1.TokenIdsH\x00\x12,\n\x07options\x18\x03 \x01(\x0b\x32\x1b.shoal.v1.GenerationOptionsB\x08\n\x06prompt\"_\n\x0b\x43hatRequest\x12\"\n\x04\x63hat\x18\x01 \x01(\x0b\x32\x14.shoal.v1.ChatPrompt\x12,\n\x07options\x18\x02 \x01(\x0b\x32\x1b.shoal.v1.GenerationOptions\"\x9b\x01\n\x0fGenerationPiece\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12)\n\x08logprobs\x18\x04 \x03(\x0b\x32\x17.shoal.v1.TokenLogprobs\x12-\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x16.shoal.v1.FinishReason\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"]\n\x10GenerateResponse\x12)\n\x06pieces\x18\x01 \x03(\x0b\x32\x19.shoal.v1.GenerationPiece\x12\x1e\n\x05usage\x18\x02 \x01(\x0b\x32\x0f.shoal.v1.Usage\"Y\n\x0c\x43hatResponse\x12)\n\x06pieces\x18\x01 \x03(\x0b\x32\x19.shoal.v1.GenerationPiece\x12\x1e\n\x05usage\x18\x02 \x01(\x0b\x32\x0f.shoal.v1.Usage\"\x97\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12$\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x14.shoal.v1.ChatPromptH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05inputB\x15\n\x13_add_special_tokens\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"5\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.shoal.v1.ModelCard\"?\n\tModelCard\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x03\x32\xde\x02\n\tInference\x12\x43\n\x08Generate\x12\x19.shoal.v1.GenerateRequest\x1a\x1a.shoal.v1.GenerateResponse0\x01\x12\x37\n\x04\x43hat\x12\x15.shoal.v1.ChatRequest\x1a\x16.shoal.v1.ChatResponse0\x01\x12\x41\n\x08Tokenize\x12\x19.shoal.v1.TokenizeRequest\x1a\x1a.shoal.v1.TokenizeResponse\x12G\n\nDetokenize\x12\x1b.shoal.v1.DetokenizeRequest\x1a\x1c.shoal.v1.DetokenizeResponse\x12G\n\nListModels\x12\x1b.shoal.v1.ListModelsRequest\x1a\x1c.shoal.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/inference.proto\x12\x08shoal.v1\x1a\x13protos/common.proto\"\xc3\x01\n\x11GenerationOptions\x12\r\n\x05model\x18\x01 \x01(\t\x12*\n\x08sampling\x18\x02 \x01(\x0b\x32\x18.shoal.v1.SamplingParams\x12#\n\x04text\x18\x03 \x01(\x0b\x32\x15.shoal.v1.TextOptions\x12\x0e\n\x01n\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\x10\n\x08priority\x18\x06 \x01(\x11\x12\x12\n\ncache_salt\x18\x07 \x01(\tB\x04\n\x02_n\"\x82\x01\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x12.shoal.v1.TokenIdsH\x00\x12,\n\x07options\x18\x03 \x01(\x0b\x32\x1b.shoal.v1.GenerationOptionsB\x08\n\x06prompt\"_\n\x0b\x43hatRequest\x12\"\n\x04\x63hat\x18\x01 \x01(\x0b\x32\x14.shoal.v1.ChatPrompt\x12,\n\x07options\x18\x02 \x01(\x0b\x32\x1b.shoal.v1.GenerationOptions\"\xcf\x01\n\x0fGenerationPiece\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12)\n\x08logprobs\x18\x04 \x03(\x0b\x32\x17.shoal.v1.TokenLogprobs\x12-\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x16.shoal.v1.FinishReason\x12\x0e\n\x04stop\x18\x06 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x07 \x01(\rH\x00\x42\t\n\x07matched\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x8f\x01\n\x10GenerateResponse\x12)\n\x06pieces\x18\x01 \x03(\x0b\x32\x19.shoal.v1.GenerationPiece\x12\x1e\n\x05usage\x18\x02 \x01(\x0b\x32\x0f.shoal.v1.Usage\x12\x30\n\x0fprompt_logprobs\x18\x03 \x03(\x0b\x32\x17.shoal.v1.TokenLogprobs\"\x8b\x01\n\x0c\x43hatResponse\x12)\n\x06pieces\x18\x01 \x03(\x0b\x32\x19.shoal.v1.GenerationPiece\x12\x1e\n\x05usage\x18\x02 \x01(\x0b\x32\x0f.shoal.v1.Usage\x12\x30\n\x0fprompt_logprobs\x18\x03 \x03(\x0b\x32\x17.shoal.v1.TokenLogprobs\"I\n\x0eSessionRequest\x12&\n\x06starts\x18\x01 \x03(\x0b\x32\x16.shoal.v1.SessionStart\x12\x0f\n\x07\x63\x61ncels\x18\x02 \x03(\r\"\xba\x01\n\x0cSessionStart\x12\n\n\x02id\x18\x01 \x01(\r\x12-\n\x08generate\x18\x02 \x01(\x0b\x32\x19.shoal.v1.GenerateRequestH\x00\x12%\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x15.shoal.v1.ChatRequestH\x00\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x13\n\x0btraceparent\x18\x05 \x01(\tB\t\n\x07requestB\x0e\n\x0c_deadline_ms\"f\n\x0fSessionResponse\x12(\n\x07updates\x18\x01 \x03(\x0b\x32\x17.shoal.v1.SessionUpdate\x12)\n\x07refused\x18\x02 \x03(\x0b\x32\x18.shoal.v1.SessionRefusal\"\xd5\x01\n\rSessionUpdate\x12\n\n\x02id\x18\x01 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x08\x12)\n\x06pieces\x18\x03 \x03(\x0b\x32\x19.shoal.v1.GenerationPiece\x12\x30\n\x0fprompt_logprobs\x18\x04 \x03(\x0b\x32\x17.shoal.v1.TokenLogprobs\x12 \n\x05usage\x18\x05 \x01(\x0b\x32\x0f.shoal.v1.UsageH\x00\x12 \n\x05\x65rror\x18\x06 \x01(\x0b\x32\x0f.shoal.v1.ErrorH\x00\x42\x05\n\x03\x65nd\"<\n\x0eSessionRefusal\x12\n\n\x02id\x18\x01 \x01(\r\x12\x1e\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x0f.shoal.v1.Error\"\x97\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12$\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x14.shoal.v1.ChatPromptH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05inputB\x15\n\x13_add_special_tokens\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"5\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.shoal.v1.ModelCard\"?\n\tModelCard\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x03\x32\xa2\x03\n\tInference\x12\x43\n\x08Generate\x12\x19.shoal.v1.GenerateRequest\x1a\x1a.shoal.v1.GenerateResponse0\x01\x12\x37\n\x04\x43hat\x12\x15.shoal.v1.ChatRequest\x1a\x16.shoal.v1.ChatResponse0\x01\x12\x42\n\x07Session\x12\x18.shoal.v1.SessionRequest\x1a\x19.shoal.v1.SessionResponse(\x01\x30\x01\x12\x41\n\x08Tokenize\x12\x19.shoal.v1.TokenizeRequest\x1a\x1a.shoal.v1.TokenizeResponse\x12G\n\nDetokenize\x12\x1b.shoal.v1.DetokenizeRequest\x1a\x1c.shoal.v1.DetokenizeResponse\x12G\n\nListModels\x12\x1b.shoal.v1.ListModelsRequest\x1a\x1c.shoal.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,27 +39,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHATREQUEST']._serialized_start=388
   _globals['_CHATREQUEST']._serialized_end=483
   _globals['_GENERATIONPIECE']._serialized_start=486
-  _globals['_GENERATIONPIECE']._serialized_end=641
-  _globals['_USAGE']._serialized_start=643
-  _globals['_USAGE']._serialized_end=723
-  _globals['_GENERATERESPONSE']._serialized_start=725
-  _globals['_GENERATERESPONSE']._serialized_end=818
-  _globals['_CHATRESPONSE']._serialized_start=820
-  _globals['_CHATRESPONSE']._serialized_end=909
-  _globals['_TOKENIZEREQUEST']._serialized_start=912
-  _globals['_TOKENIZEREQUEST']._serialized_end=1063
-  _globals['_TOKENIZERESPONSE']._serialized_start=1065
-  _globals['_TOKENIZERESPONSE']._serialized_end=1125
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1127
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1180
-  _globals['_DETOKENIZERESPONSE']._serialized_start=1182
-  _globals['_DETOKENIZERESPONSE']._serialized_end=1216
-  _globals['_LISTMODELSREQUEST']._serialized_start=1218
-  _globals['_LISTMODELSREQUEST']._serialized_end=1237
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1239
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1296
-  _globals['_MODELCARD']._serialized_start=1298
-  _globals['_MODELCARD']._serialized_end=1361
-  _globals['_INFERENCE']._serialized_start=1364
-  _globals['_INFERENCE']._serialized_end=1714
+  _globals['_GENERATIONPIECE']._serialized_end=693
+  _globals['_USAGE']._serialized_start=695
+  _globals['_USAGE']._serialized_end=775
+  _globals['_GENERATERESPONSE']._serialized_start=778
+  _globals['_GENERATERESPONSE']._serialized_end=921
+  _globals['_CHATRESPONSE']._serialized_start=924
+  _globals['_CHATRESPONSE']._serialized_end=1063
+  _globals['_SESSIONREQUEST']._serialized_start=1065
+  _globals['_SESSIONREQUEST']._serialized_end=1138
+  _globals['_SESSIONSTART']._serialized_start=1141
+  _globals['_SESSIONSTART']._serialized_end=1327
+  _globals['_SESSIONRESPONSE']._serialized_start=1329
+  _globals['_SESSIONRESPONSE']._serialized_end=1431
+  _globals['_SESSIONUPDATE']._serialized_start=1434
+  _globals['_SESSIONUPDATE']._serialized_end=1647
+  _globals['_SESSIONREFUSAL']._serialized_start=1649
+  _globals['_SESSIONREFUSAL']._serialized_end=1709
+  _globals['_TOKENIZEREQUEST']._serialized_start=1712
+  _globals['_TOKENIZEREQUEST']._serialized_end=1863
+  _globals['_TOKENIZERESPONSE']._serialized_start=1865
+  _globals['_TOKENIZERESPONSE']._serialized_end=1925
+  _globals['_DETOKENIZEREQUEST']._serialized_start=1927
+  _globals['_DETOKENIZEREQUEST']._serialized_end=1980
+  _globals['_DETOKENIZERESPONSE']._serialized_start=1982
+  _globals['_DETOKENIZERESPONSE']._serialized_end=2016
+  _globals['_LISTMODELSREQUEST']._serialized_start=2018
+  _globals['_LISTMODELSREQUEST']._serialized_end=2037
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2039
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2096
+  _globals['_MODELCARD']._serialized_start=2098
+  _globals['_MODELCARD']._serialized_end=2161
+  _globals['_INFERENCE']._serialized_start=2164
+  _globals['_INFERENCE']._serialized_end=2582
 # @@protoc_insertion_point(module_scope)

@@ -148,12 +148,18 @@ class GenerationPiece(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Which choice, from 0."""
     text: _builtins.str
     """New text; may be empty."""
     finish_reason: _common_pb2.FinishReason.ValueType
     """Set in the last piece of a choice."""
+    stop: _builtins.str
+    """One of the stop strings."""
+    stop_token_id: _builtins.int
+    """One of the stop token ids."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The new token ids that have gone into the text so far."""
@@ -170,12 +176,16 @@ class GenerationPiece(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
         finish_reason: _common_pb2.FinishReason.ValueType = ...,
+        stop: _builtins.str = ...,
+        stop_token_id: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["matched", b"matched", "stop", b"stop", "stop_token_id", b"stop_token_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "matched", b"matched", "stop", b"stop", "stop_token_id", b"stop_token_id", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_matched: _TypeAlias = _typing.Literal["stop", "stop_token_id"]  # noqa: Y015
+    _WhichOneofArgType_matched: _TypeAlias = _typing.Literal["matched", b"matched"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_matched) -> _WhichOneofReturnType_matched | None: ...
 
 Global___GenerationPiece: _TypeAlias = GenerationPiece  # noqa: Y015
 
@@ -217,6 +227,7 @@ class GenerateResponse(_message.Message):
 
     PIECES_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def pieces(self) -> _containers.RepeatedCompositeFieldContainer[Global___GenerationPiece]:
         """New pieces."""
@@ -225,15 +236,22 @@ class GenerateResponse(_message.Message):
     def usage(self) -> Global___Usage:
         """Set in the last message."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
+        """If asked for: one entry a token of the prompt, the first with only its id. Before
+        the first piece, in as many messages as their size needs.
+        """
+
     def __init__(
         self,
         *,
         pieces: _abc.Iterable[Global___GenerationPiece] | None = ...,
         usage: Global___Usage | None = ...,
+        prompt_logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pieces", b"pieces", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pieces", b"pieces", "prompt_logprobs", b"prompt_logprobs", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -247,6 +265,7 @@ class ChatResponse(_message.Message):
 
     PIECES_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def pieces(self) -> _containers.RepeatedCompositeFieldContainer[Global___GenerationPiece]:
         """New pieces."""
@@ -255,19 +274,231 @@ class ChatResponse(_message.Message):
     def usage(self) -> Global___Usage:
         """Set in the last message."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
+        """If asked for: one entry a token of the prompt, the first with only its id. Before
+        the first piece, in as many messages as their size needs.
+        """
+
     def __init__(
         self,
         *,
         pieces: _abc.Iterable[Global___GenerationPiece] | None = ...,
         usage: Global___Usage | None = ...,
+        prompt_logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pieces", b"pieces", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pieces", b"pieces", "prompt_logprobs", b"prompt_logprobs", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChatResponse: _TypeAlias = ChatResponse  # noqa: Y015
+
+@_typing.final
+class SessionRequest(_message.Message):
+    """What a client sends on a Session. Starts are applied before cancels; an empty
+    message changes nothing.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STARTS_FIELD_NUMBER: _builtins.int
+    CANCELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def starts(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionStart]:
+        """Generations to begin."""
+
+    @_builtins.property
+    def cancels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ids of generations to give up. Each that is live ends with an error of code
+        CANCELLED; one that is unknown or over is ignored.
+        """
+
+    def __init__(
+        self,
+        *,
+        starts: _abc.Iterable[Global___SessionStart] | None = ...,
+        cancels: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancels", b"cancels", "starts", b"starts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionRequest: _TypeAlias = SessionRequest  # noqa: Y015
+
+@_typing.final
+class SessionStart(_message.Message):
+    """One generation to begin. It is answered by exactly one end (in a SessionUpdate) or
+    one refusal.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    GENERATE_FIELD_NUMBER: _builtins.int
+    CHAT_FIELD_NUMBER: _builtins.int
+    DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """Names the generation, as the client likes; 0 is a name too. It must differ from
+    those of the session's live generations, and is free again once an end was sent.
+    """
+    deadline_ms: _builtins.int
+    """Time for this generation from its arrival, in milliseconds; what was generated by
+    then has been sent before its end. Absent: as long as the call has.
+    """
+    traceparent: _builtins.str
+    """W3C trace context. Default: that of the call's metadata."""
+    @_builtins.property
+    def generate(self) -> Global___GenerateRequest:
+        """As by Generate."""
+
+    @_builtins.property
+    def chat(self) -> Global___ChatRequest:
+        """As by Chat."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        generate: Global___GenerateRequest | None = ...,
+        chat: Global___ChatRequest | None = ...,
+        deadline_ms: _builtins.int | None = ...,
+        traceparent: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms", "chat", b"chat", "deadline_ms", b"deadline_ms", "generate", b"generate", "request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms", "chat", b"chat", "deadline_ms", b"deadline_ms", "generate", b"generate", "id", b"id", "request", b"request", "traceparent", b"traceparent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__deadline_ms: _TypeAlias = _typing.Literal["deadline_ms"]  # noqa: Y015
+    _WhichOneofArgType__deadline_ms: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms"]  # noqa: Y015
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["generate", "chat"]  # noqa: Y015
+    _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deadline_ms) -> _WhichOneofReturnType__deadline_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
+
+Global___SessionStart: _TypeAlias = SessionStart  # noqa: Y015
+
+@_typing.final
+class SessionResponse(_message.Message):
+    """What is new in a session. Messages stay below 4 MiB, the default limit of gRPC's
+    clients.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPDATES_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def updates(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionUpdate]:
+        """One entry a generation with news."""
+
+    @_builtins.property
+    def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionRefusal]:
+        """Starts that did not become generations."""
+
+    def __init__(
+        self,
+        *,
+        updates: _abc.Iterable[Global___SessionUpdate] | None = ...,
+        refused: _abc.Iterable[Global___SessionRefusal] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["refused", b"refused", "updates", b"updates"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionResponse: _TypeAlias = SessionResponse  # noqa: Y015
+
+@_typing.final
+class SessionUpdate(_message.Message):
+    """News of one generation. While the client does not read, the news of each merge; one
+    with more than the gateway's buffer (1 MiB) of them ends with code CANCELLED.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    PIECES_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """Whose news."""
+    accepted: _builtins.bool
+    """A worker has taken the generation; set once, in its first update."""
+    @_builtins.property
+    def pieces(self) -> _containers.RepeatedCompositeFieldContainer[Global___GenerationPiece]:
+        """New pieces, of any of its choices."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
+        """As in GenerateResponse."""
+
+    @_builtins.property
+    def usage(self) -> Global___Usage:
+        """It finished."""
+
+    @_builtins.property
+    def error(self) -> _common_pb2.Error:
+        """It failed, was cancelled, or was never accepted."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        accepted: _builtins.bool = ...,
+        pieces: _abc.Iterable[Global___GenerationPiece] | None = ...,
+        prompt_logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
+        usage: Global___Usage | None = ...,
+        error: _common_pb2.Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "error", b"error", "usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "end", b"end", "error", b"error", "id", b"id", "pieces", b"pieces", "prompt_logprobs", b"prompt_logprobs", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_end: _TypeAlias = _typing.Literal["usage", "error"]  # noqa: Y015
+    _WhichOneofArgType_end: _TypeAlias = _typing.Literal["end", b"end"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_end) -> _WhichOneofReturnType_end | None: ...
+
+Global___SessionUpdate: _TypeAlias = SessionUpdate  # noqa: Y015
+
+@_typing.final
+class SessionRefusal(_message.Message):
+    """A start that was not taken. A generation that has the same id is not affected."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """The id of the start."""
+    @_builtins.property
+    def error(self) -> _common_pb2.Error:
+        """INVALID_ARGUMENT if the id is that of a live generation; OVERLOADED if the session
+        has 4,096 live ones. A client that leaves 4,096 refusals unread loses the stream.
+        """
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        error: _common_pb2.Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionRefusal: _TypeAlias = SessionRefusal  # noqa: Y015
 
 @_typing.final
 class TokenizeRequest(_message.Message):

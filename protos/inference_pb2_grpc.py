@@ -45,6 +45,11 @@ class InferenceStub:
                 request_serializer=protos_dot_inference__pb2.ChatRequest.SerializeToString,
                 response_deserializer=protos_dot_inference__pb2.ChatResponse.FromString,
                 _registered_method=True)
+        self.Session = channel.stream_stream(
+                '/shoal.v1.Inference/Session',
+                request_serializer=protos_dot_inference__pb2.SessionRequest.SerializeToString,
+                response_deserializer=protos_dot_inference__pb2.SessionResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/shoal.v1.Inference/Tokenize',
                 request_serializer=protos_dot_inference__pb2.TokenizeRequest.SerializeToString,
@@ -75,6 +80,16 @@ class InferenceServicer:
 
     def Chat(self, request, context):
         """Answers a conversation.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Session(self, request_iterator, context):
+        """Many generations on one stream, for clients of high rate: each message carries
+        what is new of all of them. When the client ends its side, the generations it
+        began run to their ends, and then the stream ends; a cancelled call gives all of
+        them up. A client that reads nothing for a minute loses the stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -113,6 +128,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Chat,
                     request_deserializer=protos_dot_inference__pb2.ChatRequest.FromString,
                     response_serializer=protos_dot_inference__pb2.ChatResponse.SerializeToString,
+            ),
+            'Session': grpc.stream_stream_rpc_method_handler(
+                    servicer.Session,
+                    request_deserializer=protos_dot_inference__pb2.SessionRequest.FromString,
+                    response_serializer=protos_dot_inference__pb2.SessionResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -185,6 +205,33 @@ class Inference:
             '/shoal.v1.Inference/Chat',
             protos_dot_inference__pb2.ChatRequest.SerializeToString,
             protos_dot_inference__pb2.ChatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Session(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/shoal.v1.Inference/Session',
+            protos_dot_inference__pb2.SessionRequest.SerializeToString,
+            protos_dot_inference__pb2.SessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

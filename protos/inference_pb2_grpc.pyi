@@ -37,6 +37,12 @@ class InferenceStub:
     """Continues a prompt of text or token ids."""
     Chat: _grpc.UnaryStreamMultiCallable[_inference_pb2.ChatRequest, _inference_pb2.ChatResponse]
     """Answers a conversation."""
+    Session: _grpc.StreamStreamMultiCallable[_inference_pb2.SessionRequest, _inference_pb2.SessionResponse]
+    """Many generations on one stream, for clients of high rate: each message carries
+    what is new of all of them. When the client ends its side, the generations it
+    began run to their ends, and then the stream ends; a cancelled call gives all of
+    them up. A client that reads nothing for a minute loses the stream.
+    """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
     """Text or a conversation to token ids."""
     Detokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]
@@ -53,6 +59,12 @@ class InferenceAsyncStub(InferenceStub):
     """Continues a prompt of text or token ids."""
     Chat: _aio.UnaryStreamMultiCallable[_inference_pb2.ChatRequest, _inference_pb2.ChatResponse]  # type: ignore[assignment]
     """Answers a conversation."""
+    Session: _aio.StreamStreamMultiCallable[_inference_pb2.SessionRequest, _inference_pb2.SessionResponse]  # type: ignore[assignment]
+    """Many generations on one stream, for clients of high rate: each message carries
+    what is new of all of them. When the client ends its side, the generations it
+    began run to their ends, and then the stream ends; a cancelled call gives all of
+    them up. A client that reads nothing for a minute loses the stream.
+    """
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Text or a conversation to token ids."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]  # type: ignore[assignment]
@@ -78,6 +90,18 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.ChatResponse], _abc.AsyncIterator[_inference_pb2.ChatResponse]]:
         """Answers a conversation."""
+
+    @_abc_1.abstractmethod
+    def Session(
+        self,
+        request_iterator: _MaybeAsyncIterator[_inference_pb2.SessionRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_inference_pb2.SessionResponse], _abc.AsyncIterator[_inference_pb2.SessionResponse]]:
+        """Many generations on one stream, for clients of high rate: each message carries
+        what is new of all of them. When the client ends its side, the generations it
+        began run to their ends, and then the stream ends; a cancelled call gives all of
+        them up. A client that reads nothing for a minute loses the stream.
+        """
 
     @_abc_1.abstractmethod
     def Tokenize(

@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 SERVICE = "shoal.v1.Inference"
 # What connections get, after the streams have ended, to take in their last bytes.
 _LINGER_SECONDS = 2
-_UNREAD_MILLISECONDS = 60_000  # for which a client may take nothing of what is sent to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ async def _rest(
     core: Core, config: GatewayConfig, registry: CollectorRegistry
 ) -> AsyncIterator[str]:
     """Serves REST; yields `host:port`."""
-    listener = _listen(config.host, config.port)
+    listener = _listen(config.host, config.port, config.unread_timeout)
     server = EmbeddedServer(
         uvicorn.Config(
             http.build_app(core, config, registry),
@@ -97,12 +96,14 @@ async def _rest(
 async def _grpc(core: Core, config: GatewayConfig) -> AsyncIterator[str]:
     """Serves the public gRPC API, its health following readiness; yields `host:port`."""
     server = rpc.Server([SERVICE], public=True)
-    inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(core), server.grpc)
+    servicer = InferenceServicer(core, unread_timeout=config.unread_timeout)
+    inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server.grpc)
     try:
         address = await server.start(_address(config.host, config.grpc_port))
         async with _background(_publish_readiness(core, server)):
             yield address
     finally:
+        servicer.end_sessions()
         await server.stop(_LINGER_SECONDS)
 
 
@@ -136,8 +137,9 @@ async def _wait(event: asyncio.Event) -> None:
     await event.wait()
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, unread_timeout: float) -> socket.socket:
     """A listening socket. Raises StartupError."""
+    unread_ms = max(1, round(unread_timeout * 1000))
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -147,7 +149,7 @@ def _listen(host: str, port: int) -> socket.socket:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             # Connections inherit it. Without it a client that stays and never reads
             # keeps its request for ever: no write of it ends, and none fails.
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MILLISECONDS)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread_ms)
             listener.bind(address)
             closing.pop_all()
     except OSError as error:

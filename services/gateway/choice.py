@@ -61,6 +61,7 @@ class Choice:
         self._owner = owner
         self._stop_token_ids = frozenset(stop_token_ids)
         self._logprobs: list[TokenLogprobs] | None = [] if with_logprobs else None  # unread
+        self._logprob_bytes = 0  # of those that came since the last text
         self._submission: Submission | None = None
         self._accepted: asyncio.Future[None] | None = None
         self._finished: Finished | None = None
@@ -164,6 +165,7 @@ class Choice:
         self.ids.extend(token_ids)
         if logprobs is not None and self._logprobs is not None:
             self._logprobs.extend(logprobs)
+            self._logprob_bytes += sum(map(_size, logprobs))
         shown: Sequence[int] = token_ids
         if finished is not None and token_ids and token_ids[-1] == finished.stop_token_id:
             shown = token_ids[:-1]  # it ends the text and is no part of it
@@ -188,6 +190,8 @@ class Choice:
             self._num_chars += len(text)
             self._unread.append(text)
             num_bytes = len(text) if text.isascii() else len(text.encode())
+            num_bytes += self._logprob_bytes
+            self._logprob_bytes = 0
             self.unread_bytes += num_bytes
             self._owner.on_news(self, num_bytes)
 
@@ -230,3 +234,8 @@ class Choice:
         if self._submission is not None:
             self._submission.abort()
             self._submission = None
+
+
+def _size(logprobs: TokenLogprobs) -> int:
+    """About what a token's log-probabilities take in a message."""
+    return 16 + 10 * len(logprobs.top)

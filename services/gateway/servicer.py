@@ -1,54 +1,86 @@
 """shoal.v1.Inference over the same core, and the same value checks, as REST.
 
 Errors leave as the exceptions they are; the server's interceptor turns them into
-statuses. A cancelled or expired call cancels its handler, which gives the request up.
+statuses. A cancelled or expired call cancels its handler, which gives the request up; a
+client that takes nothing for `unread_timeout` is given up too.
 """
 
 from __future__ import annotations
 
+import asyncio
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
 
 import grpc.aio
 
 from protos import inference_pb2, inference_pb2_grpc
-from services.common.errors import InvalidRequest
+from services.common.errors import Cancelled, InvalidRequest
 from services.gateway import from_proto
-from services.gateway.domain import (
-    ChatPrompt,
-    Gateway,
-    Prompt,
-    TextPrompt,
-)
+from services.gateway.domain import ChatPrompt, Gateway, Generation, Prompt, TextPrompt
+from services.gateway.grpc_session import InferenceSession
 from services.gateway.validate import MAX_TIMEOUT_SECONDS, check_request
 
 Context = grpc.aio.ServicerContext[Any, Any]
-_Answer = tuple[Sequence[inference_pb2.GenerationPiece], inference_pb2.Usage | None]
+A = TypeVar("A", inference_pb2.GenerateResponse, inference_pb2.ChatResponse)
+M = TypeVar("M")
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     """The public gRPC API."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, *, unread_timeout: float = 60.0) -> None:
         self._gateway = gateway
+        self._unread_timeout = unread_timeout
+        self._sessions: set[InferenceSession] = set()
+        self._ending = False
 
-    async def Generate(
+    async def Generate(  # type: ignore[override]  # the stub knows generators only
         self, request: inference_pb2.GenerateRequest, context: Context
-    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        answers = self._stream(from_proto.text_or_ids(request), request.options, context)
-        async with aclosing(answers):
-            async for pieces, usage in answers:
-                yield inference_pb2.GenerateResponse(pieces=pieces, usage=usage)
+    ) -> None:
+        prompt = from_proto.text_or_ids(request)
+        generation = await self._start(prompt, request.options, context)
+        await self._send(generation, inference_pb2.GenerateResponse, context)
 
-    async def Chat(
+    async def Chat(  # type: ignore[override]
         self, request: inference_pb2.ChatRequest, context: Context
-    ) -> AsyncIterator[inference_pb2.ChatResponse]:
-        answers = self._stream(from_proto.chat_prompt(request.chat), request.options, context)
-        async with aclosing(answers):
-            async for pieces, usage in answers:
-                yield inference_pb2.ChatResponse(pieces=pieces, usage=usage)
+    ) -> None:
+        prompt = from_proto.chat_prompt(request.chat)
+        generation = await self._start(prompt, request.options, context)
+        await self._send(generation, inference_pb2.ChatResponse, context)
+
+    async def Session(  # type: ignore[override]
+        self,
+        request_iterator: AsyncIterator[inference_pb2.SessionRequest],
+        context: Context,
+    ) -> None:
+        """Serves many generations until the client's side and all of them have ended."""
+
+        async def begin(start: inference_pb2.SessionStart) -> Generation:
+            prompt, options = from_proto.session_prompt(start)
+            return await self._start(
+                prompt,
+                options,
+                context,
+                timeout=start.deadline_ms / 1000 if start.HasField("deadline_ms") else None,
+                traceparent=start.traceparent,
+            )
+
+        await context.send_initial_metadata(())  # see _send
+        session = InferenceSession(begin)
+        self._sessions.add(session)
+        if self._ending:
+            session.end_when_idle()
+        try:
+            await session.run(request_iterator, self._in_time(context.write))
+        finally:
+            self._sessions.discard(session)
+
+    def end_sessions(self) -> None:
+        """Ends each session as soon as it has no generation left, and later ones too."""
+        self._ending = True
+        for session in self._sessions:
+            session.end_when_idle()
 
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: Context
@@ -76,25 +108,55 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             ]
         )
 
-    async def _stream(
-        self, prompt: Prompt, options: inference_pb2.GenerationOptions, context: Context
-    ) -> AsyncGenerator[_Answer, None]:
-        """Pieces as they come, and the usage alone at the end."""
+    async def _start(
+        self,
+        prompt: Prompt,
+        options: inference_pb2.GenerationOptions,
+        context: Context,
+        *,
+        timeout: float | None = None,
+        traceparent: str = "",
+    ) -> Generation:
+        """Checks a request and starts it; the call's deadline and trace context apply too."""
         request = from_proto.generation_request(
             prompt,
             options,
             request_id=uuid.uuid4().hex,
-            timeout=_timeout(context),
-            traceparent=_traceparent(context),
+            timeout=_sooner(_remaining(context), timeout),
+            traceparent=traceparent or _traceparent(context),
         )
         check_request(request)
-        generation = await self._gateway.start(request)
+        return await self._gateway.start(request)
+
+    async def _send(self, generation: Generation, answer: type[A], context: Context) -> None:
+        """Pieces as they come, and the usage alone at the end."""
+        write = self._in_time(context.write)
+        told_prompt = False
         try:
+            # Apart, as a first write that is cut short would leave it in doubt, and then no
+            # status could be sent.
+            await context.send_initial_metadata(())
             async for chunk in generation:
-                yield [from_proto.piece(chunk)], None
-            yield [], from_proto.usage(generation.usage)
+                if not told_prompt:  # its scores are known by the first chunk
+                    told_prompt = True
+                    for logprobs in from_proto.prompt_logprobs(generation.prompt_logprobs):
+                        await write(answer(prompt_logprobs=logprobs))
+                await write(answer(pieces=[from_proto.piece(chunk)]))
+            await write(answer(usage=from_proto.usage(generation.usage)))
         finally:
             await generation.aclose()
+
+    def _in_time(self, write: Callable[[M], Awaitable[None]]) -> Callable[[M], Awaitable[None]]:
+        """A writer that raises Cancelled for a client which takes nothing of a message."""
+
+        async def write_in_time(message: M) -> None:
+            try:
+                async with asyncio.timeout(self._unread_timeout):
+                    await write(message)
+            except TimeoutError:
+                raise Cancelled(f"the client read nothing for {self._unread_timeout:g} s")
+
+        return write_in_time
 
 
 def _tokenize_input(request: inference_pb2.TokenizeRequest) -> ChatPrompt | TextPrompt:
@@ -107,12 +169,18 @@ def _tokenize_input(request: inference_pb2.TokenizeRequest) -> ChatPrompt | Text
     return from_proto.chat_prompt(request.chat)
 
 
-def _timeout(context: Context) -> float | None:
-    """The call's deadline; one too far away to matter is none."""
-    remaining = context.time_remaining()
-    if remaining is None or remaining > MAX_TIMEOUT_SECONDS:
-        return None
-    return max(remaining, 0.001)
+def _remaining(context: Context) -> float | None:
+    """Seconds until the call's deadline."""
+    remaining: float | None = context.time_remaining()
+    return remaining
+
+
+def _sooner(*timeouts: float | None) -> float | None:
+    """The shortest of some timeouts, if it is near enough to matter, and never 0."""
+    near = [
+        seconds for seconds in timeouts if seconds is not None and seconds < MAX_TIMEOUT_SECONDS
+    ]
+    return max(min(near), 0.001) if near else None
 
 
 def _traceparent(context: Context) -> str:

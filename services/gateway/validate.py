@@ -24,6 +24,7 @@ MAX_STOP_LENGTH = 4096  # characters
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIASES = 4096
+MAX_MESSAGES = 16_384  # of a conversation, and tool calls of a message
 MAX_TIMEOUT_SECONDS = 4_000_000  # what a deadline in 32 bits of milliseconds can hold
 
 _MAX_UINT32 = 2**32 - 1
@@ -62,6 +63,14 @@ def _check_prompt(request: GenerationRequest) -> None:
     prompt = request.prompt
     if isinstance(prompt, ChatPrompt) and not prompt.messages:
         raise InvalidRequest("messages must have at least one message", param="messages")
+    if isinstance(prompt, ChatPrompt) and (
+        len(prompt.messages) > MAX_MESSAGES
+        or any(len(message.tool_calls) > MAX_MESSAGES for message in prompt.messages)
+    ):
+        raise InvalidRequest(
+            f"messages may have at most {MAX_MESSAGES} messages, and a message as many tool calls",
+            param="messages",
+        )
     if isinstance(prompt, TokenPrompt):
         if not prompt.token_ids:
             raise InvalidRequest("prompt must have at least one token", param="prompt")

@@ -177,9 +177,8 @@ async def test_decoding_inside_the_gateway(tmp_path: Path) -> None:
         await asyncio.gather(task, return_exceptions=True)
 
 
-def test_a_client_that_takes_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app_module, "_UNREAD_MILLISECONDS", 300)
-    with app_module._listen("127.0.0.1", 0) as listener:
+def test_a_client_that_takes_nothing_is_lost() -> None:
+    with app_module._listen("127.0.0.1", 0, 0.3) as listener:
         listener.listen()
         listener.setblocking(True)
         with socket.create_connection(listener.getsockname()), listener.accept()[0] as connection:
