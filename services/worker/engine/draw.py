@@ -19,12 +19,10 @@ _SPREAD = 0x1E3779B1  # odd, below 2^31: products with a token id stay inside in
 
 def row_keys(
     seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The two 32-bit halves of each row's key, int64, each [rows, 1]."""
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The two 32-bit halves of each row's key, each [rows]."""
     keys = _splitmix64(_splitmix64(seeds) + positions)
-    low = torch.from_numpy((keys & np.uint64(_MASK)).astype(np.int64))
-    high = torch.from_numpy((keys >> np.uint64(32)).astype(np.int64))
-    return low[:, None], high[:, None]
+    return (keys & np.uint64(_MASK)).astype(np.int64), (keys >> np.uint64(32)).astype(np.int64)
 
 
 def gumbel(low: torch.Tensor, high: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:

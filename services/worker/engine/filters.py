@@ -12,7 +12,7 @@ import torch
 
 from services.worker.engine.draw import gumbel
 
-_CANDIDATES = 512
+CANDIDATES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,35 +36,46 @@ def draw(logits: torch.Tensor, params: DrawParams) -> torch.Tensor:
 
     logits: [rows, vocab], float32 -> token ids [rows], int64
     """
-    ids = torch.arange(logits.shape[1])[None, :]
+    ids = torch.arange(logits.shape[1], device=logits.device)[None, :]
     noise = gumbel(params.key_low, params.key_high, ids)
     return noise.addcdiv_(logits, params.temperature).argmax(dim=1)
 
 
+def draw_top_k(logits: torch.Tensor, params: DrawParams) -> torch.Tensor:
+    """`draw_filtered` for rows whose top-k is at most `CANDIDATES`; never waits for the device."""
+    return _draw_candidates(logits, params, CANDIDATES)[0]
+
+
 def draw_filtered(
-    logits: torch.Tensor, params: DrawParams, candidates: int = _CANDIDATES
+    logits: torch.Tensor, params: DrawParams, candidates: int = CANDIDATES
 ) -> torch.Tensor:
     """Draws from what the filters leave: top-k first, then top-p of the rest, then min-p.
 
     logits: [rows, vocab], float32 -> token ids [rows], int64
     """
-    vocab_size = logits.shape[1]
-    count = min(candidates, vocab_size)
-    scores, ids = (logits / params.temperature).topk(count, dim=1)  # [rows, candidates]
-    kept = _kept(scores, logits, params)
-    noisy = gumbel(params.key_low, params.key_high, ids).add_(scores)
-    best = noisy.masked_fill_(~kept, float("-inf")).argmax(dim=1, keepdim=True)
-    tokens = ids.gather(1, best)[:, 0]
-    if count < vocab_size and (unsure := kept[:, -1]).any():
+    tokens, unsure = _draw_candidates(logits, params, candidates)
+    if candidates < logits.shape[1] and unsure.any():
         # Every candidate was kept, so there may be more.
         rows = unsure.nonzero()[:, 0]
         tokens[rows] = draw_filtered(logits[rows], params.select(rows), candidates * 8)
     return tokens
 
 
+def _draw_candidates(
+    logits: torch.Tensor, params: DrawParams, candidates: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draws among the likeliest; the token ids [rows], and where the filters keep even the last."""
+    count = min(candidates, logits.shape[1])
+    scores, ids = (logits / params.temperature).topk(count, dim=1)  # [rows, candidates]
+    kept = _kept(scores, logits, params)
+    noisy = gumbel(params.key_low, params.key_high, ids).add_(scores)
+    best = noisy.masked_fill_(~kept, float("-inf")).argmax(dim=1, keepdim=True)
+    return ids.gather(1, best)[:, 0], kept[:, -1]
+
+
 def _kept(scores: torch.Tensor, logits: torch.Tensor, params: DrawParams) -> torch.Tensor:
     """Which of the sorted candidates pass; scores: [rows, candidates] -> bool, the same."""
-    rank = torch.arange(scores.shape[1])[None, :]
+    rank = torch.arange(scores.shape[1], device=scores.device)[None, :]
     in_top_k = rank < params.top_k
     # The mass that top-p counts: of the top k where there is a k, else of all.
     limited = scores.masked_fill(~in_top_k, float("-inf")).logsumexp(1, keepdim=True)

@@ -36,7 +36,7 @@ def _follow(runner: ModelRunner, parallel: Parallel, announcement: batch_wire.An
     batch = announcement.batch
     runner.forward(batch, announcement.logit_index)
     if batch.sample.any():
-        tokens = torch.empty(int(batch.sample.sum()), dtype=torch.int64)
+        tokens = runner.empty_tokens(int(batch.sample.sum()))
         runner.store(batch, parallel.broadcast(tokens))
 
 

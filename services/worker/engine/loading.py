@@ -65,7 +65,7 @@ def load_model(
         )
     info = _resolve_info(config, files, metadata, shape, dtype, parallel, source)
     backend = _create_attention(config, info, shape, dtype, parallel)
-    return LoadedModel(ModelRunner(model, backend, config.max_running_requests), info)
+    return LoadedModel(ModelRunner(model, backend, config.max_running_requests, device), info)
 
 
 def read_model_config(files: ModelFiles) -> ModelConfig:

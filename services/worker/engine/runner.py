@@ -11,6 +11,7 @@ import torch
 
 from services.worker.attention.base import AttentionBackend, AttentionMetadata
 from services.worker.core import Batch
+from services.worker.layers.transfer import to_device
 from services.worker.models.decoder import Decoder
 
 Indices = npt.NDArray[np.int64]
@@ -19,10 +20,13 @@ Indices = npt.NDArray[np.int64]
 class ModelRunner:
     """Owns the token pool: the last token sampled for each slot, [slots]."""
 
-    def __init__(self, model: Decoder, backend: AttentionBackend, num_slots: int) -> None:
+    def __init__(
+        self, model: Decoder, backend: AttentionBackend, num_slots: int, device: torch.device
+    ) -> None:
         self._model = model
         self._backend = backend
-        self._token_pool = torch.zeros(num_slots, dtype=torch.int64)
+        self._device = device
+        self._token_pool = torch.zeros(num_slots, dtype=torch.int64, device=device)
 
     def forward(self, batch: Batch, logit_index: Indices) -> torch.Tensor | None:
         """Computes a batch, and the logits of the tokens at `logit_index`.
@@ -31,25 +35,30 @@ class ModelRunner:
         """
         metadata = AttentionMetadata.of(batch)
         plan = self._backend.plan(metadata)
-        ids = self._input_ids(batch, metadata)
-        hidden: torch.Tensor = self._model(ids, torch.from_numpy(metadata.positions), plan)
+        positions = to_device(metadata.positions, self._device)
+        hidden: torch.Tensor = self._model(self._input_ids(batch, metadata), positions, plan)
         if not len(logit_index):
             return hidden.new_empty(0, 0)
-        hidden = hidden.index_select(0, torch.from_numpy(logit_index))
+        hidden = hidden.index_select(0, to_device(logit_index, self._device))
         logits = self._model.logits(hidden)
         return None if logits is None else logits.float()
 
     def store(self, batch: Batch, tokens: torch.Tensor) -> None:
         """Puts the sampled tokens of the rows that sample into the token pool; tokens: [rows]"""
-        slots = batch.slots[batch.sample].astype(np.int64)
-        self._token_pool.index_copy_(0, torch.from_numpy(slots), tokens)
+        slots = to_device(batch.slots[batch.sample].astype(np.int64), self._device)
+        self._token_pool.index_copy_(0, slots, tokens)
+
+    def empty_tokens(self, count: int) -> torch.Tensor:
+        """Room for the tokens that rank 0 sampled, [count]"""
+        return self._token_pool.new_empty(count)
 
     def _input_ids(self, batch: Batch, metadata: AttentionMetadata) -> torch.Tensor:
-        ids = torch.from_numpy(batch.input_ids.astype(np.int64))
+        ids = to_device(batch.input_ids.astype(np.int64), self._device)
         unknown = np.flatnonzero(batch.input_ids < 0)
         if len(unknown):
             slots = batch.slots[metadata.token_rows[unknown]].astype(np.int64)
-            ids[torch.from_numpy(unknown)] = self._token_pool[torch.from_numpy(slots)]
+            places = to_device(unknown, self._device)
+            ids.index_copy_(0, places, self._token_pool[to_device(slots, self._device)])
         return ids
 
 

@@ -6,25 +6,44 @@ logit bias and bans edit them; then temperature, filters and the draw.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.worker.core import Admission, IntArray, TokenLogprobs
+from services.worker.core import Admission, BoolArray, IntArray
 from services.worker.engine.draw import row_keys
-from services.worker.engine.filters import DrawParams, draw, draw_filtered
+from services.worker.engine.filters import CANDIDATES, DrawParams, draw, draw_filtered, draw_top_k
+from services.worker.engine.logprobs import LogprobReport
 from services.worker.engine.slot_state import SlotState
+from services.worker.engine.thresholds import draw_thresholded
+from services.worker.layers.transfer import to_device
 
 RowIndex = npt.NDArray[np.int64]
+SampledLogprobs = tuple[RowIndex, LogprobReport]  # the rows that are reported, and their report
+
+
+CPU = torch.device("cpu")
 
 
 class Sampler:
-    """Samples for slots; owns their parameters."""
+    """Samples for slots on a device; owns their parameters.
 
-    def __init__(self, num_slots: int, vocab_size: int) -> None:
-        self.slots = SlotState(num_slots, vocab_size)
+    On CUDA nothing here waits for the device: which rows need what is known on the host.
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        vocab_size: int,
+        *,
+        device: torch.device = CPU,
+        alone: bool = False,
+    ) -> None:
+        self.slots = SlotState(num_slots, vocab_size, device)
+        self.alone = alone  # rows are computed one by one, so that none depends on another
+        self._device = device
 
     def admit(self, admission: Admission) -> None:
         """Takes over a slot for a request."""
@@ -32,7 +51,7 @@ class Sampler:
 
     def sample(
         self, logits: torch.Tensor, slots: IntArray, positions: IntArray
-    ) -> tuple[torch.Tensor, dict[int, TokenLogprobs]]:
+    ) -> tuple[torch.Tensor, SampledLogprobs | None]:
         """Chooses a token for each row, and counts it.
 
         `logits` [rows, vocab], float32, may be overwritten; `positions` [rows] are the
@@ -41,26 +60,37 @@ class Sampler:
         """
         state = self.slots
         reported = np.flatnonzero(state.wants_logprobs[slots])
-        raw = logits[torch.from_numpy(reported)] if len(reported) else None
+        if not len(reported):
+            return self._sample(logits, slots, positions), None
+        index = self._on_device(reported)
+        raw = logits[index]
+        tokens = self._sample(logits, slots, positions)
+        counts = [state.admissions[slot].sampling.logprobs or 0 for slot in slots[reported]]
+        return tokens, (reported, LogprobReport.of(raw, tokens[index], counts, alone=self.alone))
+
+    def _sample(self, logits: torch.Tensor, slots: IntArray, positions: IntArray) -> torch.Tensor:
+        """The ids, [rows]"""
+        if self.alone and len(slots) > 1:
+            # Each row on a copy of its own, as torch's sums and logarithms may depend on where
+            # in a tensor a number stands.
+            rows = [slice(row, row + 1) for row in range(len(slots))]
+            return torch.cat(
+                [self._sample(logits[row].clone(), slots[row], positions[row]) for row in rows]
+            )
         self._edit(logits, slots, positions)
         tokens = self._choose(logits, slots, positions)
-        penalized = np.flatnonzero(state.penalized[slots])
+        penalized = np.flatnonzero(self.slots.penalized[slots])
         if len(penalized):
-            state.penalties.count(slots[penalized], tokens[torch.from_numpy(penalized)])
-        if raw is None:
-            return tokens, {}
-        counts = [state.admissions[slot].sampling.logprobs or 0 for slot in slots[reported]]
-        chosen = tokens[torch.from_numpy(reported)]
-        return tokens, dict(
-            zip(reported.tolist(), report_logprobs(raw, chosen, counts), strict=True)
-        )
+            index = self._on_device(penalized)
+            self.slots.penalties.count(slots[penalized], tokens[index])
+        return tokens
 
     def _edit(self, logits: torch.Tensor, slots: IntArray, positions: IntArray) -> None:
         """Applies penalties, logit bias and bans, in place."""
         state = self.slots
         rows = np.flatnonzero(state.penalized[slots])
         if len(rows):
-            index = torch.from_numpy(rows)
+            index = self._on_device(rows)
             params = self._penalty_params(slots[rows])
             logits[index] = state.penalties.apply(logits[index], slots[rows], params)
         for row in np.flatnonzero(state.biased[slots]).tolist():
@@ -80,51 +110,47 @@ class Sampler:
         greedy, filtered = self.slots.greedy[slots], self.slots.filtered[slots]
         if greedy.all():
             return logits.argmax(dim=1)
-        tokens = torch.empty(len(slots), dtype=torch.int64)
-        for rows, choose in (
-            (np.flatnonzero(~greedy & ~filtered), draw),
-            (np.flatnonzero(~greedy & filtered), draw_filtered),
-        ):
+        tokens = torch.empty(len(slots), dtype=torch.int64, device=self._device)
+        for rows, choose in self._draws(~greedy, filtered, self.slots.top_k[slots]):
             if len(rows):
-                index = torch.from_numpy(rows)
+                index = self._on_device(rows)
                 params = self._draw_params(slots[rows], positions[rows])
                 tokens[index] = choose(logits[index], params)
         rows = np.flatnonzero(greedy)
         if len(rows):
-            index = torch.from_numpy(rows)
+            index = self._on_device(rows)
             tokens[index] = logits[index].argmax(dim=1)
         return tokens
+
+    def _draws(
+        self, drawn: BoolArray, filtered: BoolArray, top_k: RowIndex
+    ) -> list[tuple[RowIndex, Callable[[torch.Tensor, DrawParams], torch.Tensor]]]:
+        """The rows of each kind of draw."""
+        plain = (np.flatnonzero(drawn & ~filtered), draw)
+        if self._device.type == "cpu":
+            return [plain, (np.flatnonzero(drawn & filtered), draw_filtered)]
+        few = top_k <= CANDIDATES
+        return [
+            plain,
+            (np.flatnonzero(drawn & filtered & few), draw_top_k),
+            (np.flatnonzero(drawn & filtered & ~few), draw_thresholded),
+        ]
 
     def _draw_params(self, slots: IntArray, positions: IntArray) -> DrawParams:
         state = self.slots
         low, high = row_keys(state.seeds[slots], positions.astype(np.uint64))
 
         def column(values: npt.NDArray[np.generic]) -> torch.Tensor:
-            return torch.from_numpy(values[slots])[:, None]
+            return self._on_device(values[slots])[:, None]
 
         return DrawParams(
             temperature=column(state.temperature),
             top_k=column(state.top_k),
             top_p=column(state.top_p),
             log_min_p=column(state.log_min_p),
-            key_low=low,
-            key_high=high,
+            key_low=self._on_device(low)[:, None],
+            key_high=self._on_device(high)[:, None],
         )
 
-
-def report_logprobs(
-    logits: torch.Tensor, chosen: torch.Tensor, counts: Sequence[int]
-) -> list[TokenLogprobs]:
-    """The log-probabilities of the chosen ids and of the likeliest `counts[row]` ids.
-
-    logits: [rows, vocab]; chosen: [rows]
-    """
-    total = logits.logsumexp(dim=1, keepdim=True)
-    picked = (logits.gather(1, chosen[:, None]) - total)[:, 0].tolist()
-    most = min(max(counts, default=0), logits.shape[1])
-    top, top_ids = logits.topk(most, dim=1)
-    values, ids = (top - total).tolist(), top_ids.tolist()
-    return [
-        TokenLogprobs(token, picked[row], ids[row][:count], values[row][:count])
-        for row, (token, count) in enumerate(zip(chosen.tolist(), counts, strict=True))
-    ]
+    def _on_device(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
+        return to_device(array, self._device)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from services.worker.core import Admission, IntArray
+from services.worker.layers.transfer import to_device
 
 _SEED_MASK = (1 << 64) - 1
 
@@ -19,8 +20,9 @@ _SEED_MASK = (1 << 64) - 1
 class SlotState:
     """Arrays indexed by slot, written at admission."""
 
-    def __init__(self, num_slots: int, vocab_size: int) -> None:
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
+        self._device = device
         self.greedy = np.ones(num_slots, dtype=np.bool_)
         self.filtered = np.zeros(num_slots, dtype=np.bool_)
         self.penalized = np.zeros(num_slots, dtype=np.bool_)
@@ -36,7 +38,7 @@ class SlotState:
         self.admissions: dict[int, Admission] = {}
         self.banned: dict[int, torch.Tensor] = {}
         self.bias: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self.penalties = PenaltyCounts(vocab_size)
+        self.penalties = PenaltyCounts(vocab_size, device)
 
     def admit(self, admission: Admission) -> None:
         """Takes over a slot for a request."""
@@ -63,13 +65,14 @@ class SlotState:
         slot, sampling = admission.slot, admission.sampling
         banned = self._known(admission.banned_ids)
         self.min_tokens[slot] = sampling.min_tokens if banned else 0
-        self.banned[slot] = torch.tensor(banned, dtype=torch.int64)
+        self.banned[slot] = to_device(np.array(banned, np.int64), self._device)
         # An id between the tokenizer's and the model's size is harmless; one beyond has no effect.
         ids = self._known(tuple(sampling.logit_bias))
         self.biased[slot] = bool(ids)
+        values = [sampling.logit_bias[i] for i in ids]
         self.bias[slot] = (
-            torch.tensor(ids, dtype=torch.int64),
-            torch.tensor([sampling.logit_bias[i] for i in ids], dtype=torch.float32),
+            to_device(np.array(ids, np.int64), self._device),
+            to_device(np.array(values, np.float32), self._device),
         )
 
     def _known(self, ids: Sequence[int]) -> list[int]:
@@ -83,12 +86,14 @@ class PenaltyCounts:
     again when the slot's next holder is admitted.
     """
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
+        self._device = device
         self._rows: dict[int, int] = {}
         self._free: list[int] = []
-        self._outputs = torch.zeros(0, vocab_size, dtype=torch.int32)
-        self._in_prompt = torch.zeros(0, vocab_size, dtype=torch.bool)
+        self._outputs = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
+        self._in_prompt = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
+        self._one = torch.ones((), dtype=torch.int32, device=device)
 
     def drop(self, slot: int) -> None:
         """Frees a slot's row, if it has one."""
@@ -101,14 +106,15 @@ class PenaltyCounts:
             self._grow()
         row = self._rows[admission.slot] = self._free.pop()
         outputs = np.bincount(admission.output_ids, minlength=self._vocab_size)
-        self._outputs[row] = torch.from_numpy(outputs[: self._vocab_size])
+        self._outputs[row] = to_device(outputs[: self._vocab_size], self._device)
         self._in_prompt[row] = False
-        self._in_prompt[row, torch.from_numpy(admission.prompt_ids.astype(np.int64))] = True
+        prompt_ids = to_device(admission.prompt_ids.astype(np.int64), self._device)
+        self._in_prompt[row].index_fill_(0, prompt_ids, True)
 
     def count(self, slots: IntArray, token_ids: torch.Tensor) -> None:
         """Adds one sampled token to each of some penalised slots; token_ids: [slots]"""
         rows = self._index(slots)
-        self._outputs.index_put_((rows, token_ids), torch.ones((), dtype=torch.int32), True)
+        self._outputs.index_put_((rows, token_ids), self._one, accumulate=True)
 
     def apply(
         self, logits: torch.Tensor, slots: IntArray, params: npt.NDArray[np.float32]
@@ -120,7 +126,7 @@ class PenaltyCounts:
         """
         rows = self._index(slots)
         counts = self._outputs[rows]
-        presence, frequency, repetition = torch.from_numpy(params)[:, :, None].unbind(1)
+        presence, frequency, repetition = to_device(params, self._device)[:, :, None].unbind(1)
         seen = counts > 0
         scale = torch.where(seen | self._in_prompt[rows], repetition, 1.0)
         logits = torch.where(logits > 0, logits / scale, logits * scale)
@@ -128,7 +134,8 @@ class PenaltyCounts:
         return edited
 
     def _index(self, slots: IntArray) -> torch.Tensor:
-        return torch.tensor([self._rows[slot] for slot in slots.tolist()], dtype=torch.int64)
+        rows = np.array([self._rows[slot] for slot in slots.tolist()], np.int64)
+        return to_device(rows, self._device)
 
     def _grow(self) -> None:
         size = len(self._outputs)

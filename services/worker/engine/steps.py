@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from services.worker.core import Batch, StepResult, TokenLogprobs
+from services.worker.core import Batch, StepResult
+from services.worker.engine.logprobs import LogprobReport
 from services.worker.engine.runner import Indices, ModelRunner, last_tokens
-from services.worker.engine.sampler import Sampler, report_logprobs
+from services.worker.engine.sampler import SampledLogprobs, Sampler
 from services.worker.layers.parallel import Parallel
+from services.worker.layers.transfer import to_device, to_host
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,43 @@ class _PromptSpan:
     index: Indices  # [span], in the batch
     successors: Indices  # [span]
     count: int  # alternatives to report
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """What a step computed, on the device as long as nobody has asked for it."""
+
+    num_rows: int
+    rows: Indices  # those that sample
+    tokens: torch.Tensor | None  # [rows], int64; None if there are none
+    logprobs: SampledLogprobs | None  # by place among `rows`
+    prompt_logprobs: Mapping[int, LogprobReport]  # by row of the batch
+
+    def to_host(self) -> StepTensors:
+        """The same on the host, whole when the current stream has come so far.
+
+        The originals must be kept until then.
+        """
+        logprobs = self.logprobs
+        return replace(
+            self,
+            tokens=to_host(self.tokens) if self.tokens is not None else None,
+            logprobs=(logprobs[0], logprobs[1].to_host()) if logprobs is not None else None,
+            prompt_logprobs={row: report.to_host() for row, report in self.prompt_logprobs.items()},
+        )
+
+    def result(self) -> StepResult:
+        """The step's result; of tensors on the host."""
+        token_ids = np.full(self.num_rows, -1, dtype=np.int32)
+        if self.tokens is not None:
+            token_ids[self.rows] = self.tokens.numpy()
+        logprobs = {}
+        if self.logprobs is not None:
+            places, report = self.logprobs
+            rows = self.rows[places].tolist()
+            logprobs = dict(zip(rows, report.entries(), strict=True))
+        prompt = {row: report.entries() for row, report in self.prompt_logprobs.items()}
+        return StepResult(token_ids, logprobs, prompt)
 
 
 class StepRunner:
@@ -39,9 +78,13 @@ class StepRunner:
         self._parallel = parallel
         self._announce = announce
 
-    @torch.inference_mode()
     def step(self, batch: Batch) -> StepResult:
-        """Computes a batch and samples."""
+        """Computes a batch and samples; on a CPU, where what is launched is done."""
+        return self.launch(batch).result()
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch) -> StepTensors:
+        """Queues a batch and its sampling on the device. Never waits for the device."""
         for admission in batch.admissions:
             self._sampler.admit(admission)
         sampled = last_tokens(batch)
@@ -51,19 +94,16 @@ class StepRunner:
             self._announce(batch, index)
         logits = self._runner.forward(batch, index)
         assert logits is not None, "only rank 0 runs steps"
-        prompt_logprobs = _report_prompt(logits[len(sampled) :], spans)
-        token_ids = np.full(batch.num_rows, -1, dtype=np.int32)
-        if not len(sampled):
-            return StepResult(token_ids, prompt_logprobs=prompt_logprobs)
+        prompt = self._report_prompt(logits[len(sampled) :], spans)
         rows = np.flatnonzero(batch.sample)
+        if not len(rows):
+            return StepTensors(batch.num_rows, rows, None, None, prompt)
         tokens, logprobs = self._sampler.sample(
             logits[: len(sampled)], batch.slots[rows], batch.output_positions[rows]
         )
         self._parallel.broadcast(tokens)
         self._runner.store(batch, tokens)
-        token_ids[rows] = tokens.numpy()
-        by_row = {int(rows[i]): logprob for i, logprob in logprobs.items()}
-        return StepResult(token_ids, by_row, prompt_logprobs)
+        return StepTensors(batch.num_rows, rows, tokens, logprobs, prompt)
 
     def _prompt_spans(self, batch: Batch) -> list[_PromptSpan]:
         state = self._sampler.slots
@@ -79,15 +119,17 @@ class StepRunner:
                 spans.append(_PromptSpan(row, index, successors, count))
         return spans
 
-
-def _report_prompt(
-    logits: torch.Tensor, spans: list[_PromptSpan]
-) -> dict[int, list[TokenLogprobs]]:
-    """logits: [tokens of all spans, vocab]"""
-    answer, begin = {}, 0
-    for span in spans:
-        end = begin + len(span.index)
-        chosen = torch.from_numpy(span.successors)
-        answer[span.row] = report_logprobs(logits[begin:end], chosen, [span.count] * len(chosen))
-        begin = end
-    return answer
+    def _report_prompt(
+        self, logits: torch.Tensor, spans: list[_PromptSpan]
+    ) -> dict[int, LogprobReport]:
+        """logits: [tokens of all spans, vocab]"""
+        answer, begin = {}, 0
+        for span in spans:
+            end = begin + len(span.index)
+            chosen = to_device(span.successors, logits.device)
+            counts = [span.count] * len(chosen)
+            answer[span.row] = LogprobReport.of(
+                logits[begin:end], chosen, counts, alone=self._sampler.alone
+            )
+            begin = end
+        return answer

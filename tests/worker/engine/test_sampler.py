@@ -38,7 +38,10 @@ def sample(
     rows = slots if slots is not None else list(range(len(logits)))
     positions = np.full(len(rows), position, np.int32)
     tokens, logprobs = sampler.sample(logits.clone(), np.array(rows, np.int32), positions)
-    return tokens.tolist(), logprobs
+    if logprobs is None:
+        return tokens.tolist(), {}
+    rows_reported, report = logprobs
+    return tokens.tolist(), dict(zip(rows_reported.tolist(), report.entries(), strict=True))
 
 
 def draw_many(params: SamplingParams, logits: torch.Tensor, count: int) -> npt.NDArray[np.int64]:
