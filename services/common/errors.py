@@ -167,6 +167,10 @@ class PeerLost(Unavailable):
     """The instance that served this is gone; another may take it over."""
 
 
+class HandedBack(Unavailable):
+    """The instance is going away in order; another continues at once."""
+
+
 class DeadlineExceeded(ShoalError):
     """The request's deadline passed."""
 

@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from protos import worker_pb2
-from services.common.errors import InternalError, PeerLost, ShoalError, Unavailable
+from services.common.errors import HandedBack, InternalError, PeerLost, ShoalError, Unavailable
+from services.common.tracing import NO_TRACE, TraceContext
 from services.gateway.domain import Chunk, FinishReason, TextOptions, TokenLogprobs
 from services.gateway.peers.detokenizer import Decoder, TextStream
 from services.gateway.peers.worker import Finished, Submission, WorkerPeer
@@ -34,12 +35,24 @@ class Owner(Protocol):
 
     def on_failed(self, error: ShoalError) -> None: ...
 
-    def on_worker_lost(self, choice: Choice) -> None:
+    def on_worker_lost(self, choice: Choice, error: ShoalError) -> None:
         """The choice needs another worker."""
+        ...
+
+    def on_moved(self, choice: Choice) -> None:
+        """The choice needs another worker: its own handed it back."""
+        ...
+
+    def on_worker_draining(self, choice: Choice) -> None:
+        """The choice waits at a worker that is about to go."""
         ...
 
     def on_decoder_lost(self, choice: Choice) -> None:
         """The choice needs another detokenizer."""
+        ...
+
+    def on_decoder_draining(self, choice: Choice) -> None:
+        """The choice's detokenizer is about to go."""
         ...
 
     def on_prompt_logprobs(self, logprobs: Sequence[TokenLogprobs]) -> None: ...
@@ -49,7 +62,13 @@ class Choice:
     """See the module's picture. `finish_reason` is set once all text is there."""
 
     def __init__(
-        self, index: int, owner: Owner, stop_token_ids: Sequence[int], *, with_logprobs: bool
+        self,
+        index: int,
+        owner: Owner,
+        stop_token_ids: Sequence[int],
+        *,
+        with_logprobs: bool,
+        trace: TraceContext = NO_TRACE,
     ) -> None:
         self.index = index
         self.unread_bytes = 0
@@ -59,11 +78,13 @@ class Choice:
         self.finish_reason: FinishReason | None = None
         self.num_moves: Counter[str] = Counter()  # by kind of peer
         self._owner = owner
+        self._trace = trace
         self._stop_token_ids = frozenset(stop_token_ids)
         self._logprobs: list[TokenLogprobs] | None = [] if with_logprobs else None  # unread
         self._logprob_bytes = 0  # of those that came since the last text
         self._submission: Submission | None = None
         self._accepted: asyncio.Future[None] | None = None
+        self._started = False  # the worker that has it has begun to compute it
         self._finished: Finished | None = None
         self._text: TextStream | None = None
         self._num_fed = 0  # ids that are for the detokenizer: all but a stop token
@@ -83,8 +104,21 @@ class Choice:
         raises PeerLost if the session is gone.
         """
         self._accepted = asyncio.get_running_loop().create_future()
+        self._started = False
         self._submission = worker.submit(submit, self)
         return self._accepted
+
+    def leave_worker(self) -> None:
+        """Takes the choice from its worker, to be given to another."""
+        if self._submission is not None:
+            self._submission.abort()
+            self._submission = None
+
+    def leave_decoder(self) -> None:
+        """Takes the text from its detokenizer, to be given to another."""
+        if self._text is not None:
+            self._text.close()
+            self._text = None
 
     def decode_with(self, decoder: Decoder, options: TextOptions) -> None:
         """Opens the text, or takes it over: consumed ids are replayed, others sent again.
@@ -92,7 +126,7 @@ class Choice:
         Raises PeerLost if the session is gone.
         """
         replay = self.ids[: self._consumed]
-        self._text = decoder.open(options, self, replay, self._num_chars)
+        self._text = decoder.open(options, self, replay, self._num_chars, self._trace)
         in_flight = self.ids[self._consumed : self._num_fed]
         if in_flight:
             self._text.push(in_flight)
@@ -136,6 +170,7 @@ class Choice:
             self._accepted.set_result(None)
 
     def on_started(self, cached_tokens: int) -> None:
+        self._started = True
         if not self.ids:  # later it is a resume, whose hits are of the client's own making
             self.cached_tokens = cached_tokens
 
@@ -143,8 +178,8 @@ class Choice:
         self._submission = None
         if self._accepted is not None and not self._accepted.done():
             self._accepted.set_exception(error)
-        elif isinstance(error, Unavailable):
-            self._owner.on_worker_lost(self)
+        elif isinstance(error, Unavailable) or (isinstance(error, InternalError) and not self.ids):
+            self._owner.on_worker_lost(self, error)
         else:
             self._owner.on_failed(error)
 
@@ -180,7 +215,19 @@ class Choice:
         if self._accepted is not None and not self._accepted.done():
             self._accepted.set_exception(error)
         else:
-            self._owner.on_worker_lost(self)
+            self._owner.on_worker_lost(self, error)
+
+    def on_moved(self) -> None:
+        self._submission = None
+        if self._accepted is not None and not self._accepted.done():
+            self._accepted.set_exception(HandedBack("the worker handed the request back"))
+        else:
+            self._owner.on_moved(self)
+
+    def on_worker_draining(self) -> None:
+        accepted = self._accepted is not None and self._accepted.done()
+        if accepted and not self._started and self._submission is not None:
+            self._owner.on_worker_draining(self)
 
     # -- what the detokenizer's session calls
 
@@ -215,6 +262,9 @@ class Choice:
     def on_decoder_lost(self, error: PeerLost) -> None:
         self._text = None
         self._owner.on_decoder_lost(self)
+
+    def on_decoder_draining(self) -> None:
+        self._owner.on_decoder_draining(self)
 
     # -- inside
 

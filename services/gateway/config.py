@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +30,12 @@ class GatewayConfig:
         "",
         "where /livez, /readyz, /metrics and /loglevel are also served, plain and without keys;"
         " default: nowhere",
+        group=_SERVER,
+    )
+    reuse_port: bool = option(
+        False,
+        "share both ports with other gateways on this host (SO_REUSEPORT); /metrics is then served"
+        " at --admin-address alone",
         group=_SERVER,
     )
     drain_timeout: float = option(
@@ -63,9 +71,19 @@ class GatewayConfig:
         "", "whose tokenizer to decode with when there is no detokenizer service", group=_PEERS
     )
     routing: Literal["least-loaded", "prefix", "round-robin"] = option(
-        "least-loaded",
+        "prefix",
         "which worker takes a request: the less loaded of two, the one with the longest cached"
-        " prefix, or each in turn",
+        " prefix unless it is too busy, or each in turn",
+        group=_PEERS,
+    )
+    max_worker_sessions: int = option(
+        0,
+        "of how many workers of each address this gateway keeps sessions; default: all of them",
+        group=_PEERS,
+    )
+    gateway_id: str = option(
+        "",
+        "what those workers are chosen by; default: the host's name and the process's number",
         group=_PEERS,
     )
     max_resumes: int = option(
@@ -140,6 +158,18 @@ class GatewayConfig:
     max_requests: int = option(
         4096, "requests in flight before new ones are refused with 429", group=_LIMITS
     )
+    admission_queue: int = option(
+        1024,
+        "requests that may wait for a worker with room, for each model; more are refused with"
+        " 429, 0 lets all wait at the workers",
+        group=_LIMITS,
+    )
+    tenant_weights: tuple[str, ...] = option(
+        (),
+        "shares of API keys while requests wait, by the keys' names; others have 1",
+        group=_LIMITS,
+        metavar="NAME=N,...",
+    )
     max_json_depth: int = option(128, "deepest nesting of a request body", group=_LIMITS)
     max_header_bytes: int = option(
         64 * 1024, "largest request line and headers, and gRPC metadata", group=_LIMITS
@@ -155,6 +185,10 @@ class GatewayConfig:
     def __post_init__(self) -> None:
         self.tls.check()
         self.peer_tls.check("--peer-tls", listens=False)
+        for name in ("max_worker_sessions", "admission_queue"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"--{name.replace('_', '-')} must not be negative")
+        parse_weights(self.tenant_weights)
         for name in ("max_json_depth", "max_header_bytes", "max_connections"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
@@ -173,3 +207,17 @@ class GatewayConfig:
         return TlsFiles(
             self.peer_tls_cert, self.peer_tls_key, self.peer_tls_ca, self.peer_tls_server_name
         )
+
+
+def parse_weights(texts: Sequence[str]) -> dict[str, float]:
+    """Weights by tenant, from `name=weight`. Raises ValueError."""
+    weights: dict[str, float] = {}
+    for text in texts:
+        name, separator, number = text.rpartition("=")
+        try:
+            weights[name] = float(number)
+        except ValueError:
+            separator = ""
+        if not separator or not 0 < weights[name] < math.inf:
+            raise ValueError(f"--tenant-weights {text!r} is not name=weight, weight above 0")
+    return weights

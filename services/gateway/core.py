@@ -7,15 +7,18 @@ Implements `services.gateway.domain.Gateway`. What happens to a generation is to
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
 
 from services.common.errors import InvalidRequest, Overloaded, ShoalError, Unavailable
 from services.gateway import generate, to_proto
-from services.gateway.config import GatewayConfig
+from services.gateway.admission import Admission
+from services.gateway.config import GatewayConfig, parse_weights
 from services.gateway.dialect import dialect_of
-from services.gateway.discovery import address_source
+from services.gateway.discovery import Subset, address_source
 from services.gateway.domain import (
     ChatPrompt,
     Dialect,
@@ -32,6 +35,8 @@ from services.gateway.peers.fleet import RETRY_AFTER_SECONDS, Model, PeerFleet, 
 from services.gateway.peers.session import SessionTimes
 from services.gateway.peers.worker import flush_all
 from services.gateway.placement import PATIENCE_SECONDS
+from services.gateway.prefix_index import PrefixIndex
+from services.gateway.retry_budget import RetryBudget
 from services.gateway.router import make_policy
 
 
@@ -46,16 +51,28 @@ class Core:
         times: SessionTimes | None = None,
     ) -> None:
         self.metrics = Metrics(registry)
+        index = PrefixIndex()
         self.fleet = PeerFleet(
             Sources(
-                address_source(config.worker_addresses),
+                address_source(config.worker_addresses, subset=make_subset(config)),
                 address_source(config.tokenizer_addresses),
                 address_source(config.detokenizer_addresses),
+                config.peer_tls,
             ),
             times or SessionTimes(),
-            make_policy(config.routing),
+            make_policy(config.routing, index),
+            index,
             make_local_decoder(config),
         )
+        self.admission = Admission(
+            self.fleet.ready_workers,
+            config.admission_queue,
+            parse_weights(config.tenant_weights),
+            self.metrics.observe_wait,
+        )
+        self.fleet.on_load = self.admission.on_load
+        self.fleet.on_change = self.admission.on_change
+        self.retries = RetryBudget(asyncio.get_running_loop().time())
         self.metrics.count(self)
         self.max_moves = config.max_resumes
         self.hold_timeout = config.hold_timeout
@@ -83,10 +100,14 @@ class Core:
         if len(self._generations) >= self._max_requests:
             raise Overloaded(
                 f"{self._max_requests} requests are in flight already",
-                retry_after=RETRY_AFTER_SECONDS,
+                retry_after=self._retry_after(generation.request),
             )
         self._generations.add(generation)
         self._idle.clear()
+
+    def _retry_after(self, request: GenerationRequest) -> float:
+        model = request.model or next(iter(self.fleet.models()), "")
+        return self.admission.retry_after(model, request.tenant)
 
     def release(self, generation: LiveGeneration) -> None:
         self._generations.discard(generation)
@@ -197,3 +218,11 @@ def make_local_decoder(config: GatewayConfig) -> LocalDecoder | None:
     Raises StartupError if the tokenizer does not load.
     """
     return None if config.detokenizer_addresses else LocalDecoder(config.model)
+
+
+def make_subset(config: GatewayConfig) -> Subset | None:
+    """Which of the workers this gateway keeps sessions to; None: all."""
+    if not config.max_worker_sessions:
+        return None
+    name = config.gateway_id or f"{socket.gethostname()}-{os.getpid()}"
+    return Subset(name, config.max_worker_sessions)

@@ -8,12 +8,15 @@ another instance. Knows nothing of what comes before: prompts, models, routes.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Protocol
 
-from services.common.errors import Cancelled, DeadlineExceeded, ShoalError
-from services.gateway import placement
+from services.common.errors import Cancelled, DeadlineExceeded, HandedBack, ShoalError
+from services.common.tracing import Span, Tracing
+from services.gateway import placement, spans
 from services.gateway.choice import Choice
 from services.gateway.domain import (
     Chunk,
@@ -31,11 +34,16 @@ class Host(placement.Host, Protocol):
 
     @property
     def max_buffer_bytes(self) -> int: ...
+    @property
+    def tracing(self) -> Tracing: ...
     def admit(self, generation: LiveGeneration) -> None:
         """Counts it in. Raises Overloaded or Unavailable."""
         ...
 
     def release(self, generation: LiveGeneration) -> None: ...
+
+
+log = logging.getLogger(__name__)
 
 
 class LiveGeneration:
@@ -66,6 +74,7 @@ class LiveGeneration:
         self._moves: set[asyncio.Task[None]] = set()
         self._error: ShoalError | None = None
         self._closed = False
+        self.span: Span | None = None  # once it is accepted
 
     # -- before acceptance
 
@@ -90,7 +99,11 @@ class LiveGeneration:
         sampling = self.request.sampling
         self._choices = [
             Choice(
-                index, self, sampling.stop_token_ids, with_logprobs=sampling.logprobs is not None
+                index,
+                self,
+                sampling.stop_token_ids,
+                with_logprobs=sampling.logprobs is not None,
+                trace=self.request.trace,
             )
             for index in range(self.request.n)
         ]
@@ -158,16 +171,31 @@ class LiveGeneration:
     def on_failed(self, error: ShoalError) -> None:
         self.fail(error)
 
-    def on_worker_lost(self, choice: Choice) -> None:
+    def on_worker_lost(self, choice: Choice, error: ShoalError) -> None:
         if len(choice.ids) >= self._max_tokens:
             choice.finish_at_length()
         else:
             assert self._placement is not None, "it placed the choice"
-            self._begin_move(self._placement.resume, choice)
+            self._begin_move(partial(self._placement.resume, error=error), choice)
+
+    def on_moved(self, choice: Choice) -> None:
+        self.on_worker_lost(choice, HandedBack("its worker is going away"))
+
+    def on_worker_draining(self, choice: Choice) -> None:
+        assert self._placement is not None, "it placed the choice"
+        if self._placement.starts_sooner_elsewhere():
+            choice.leave_worker()
+            self.on_moved(choice)
 
     def on_decoder_lost(self, choice: Choice) -> None:
         assert self._placement is not None, "it opened the text"
         self._begin_move(self._placement.redecode, choice)
+
+    def on_decoder_draining(self, choice: Choice) -> None:
+        assert self._placement is not None, "it opened the text"
+        if self._placement.has_another_decoder():
+            choice.leave_decoder()
+            self._begin_move(partial(self._placement.redecode, handed_back=True), choice)
 
     async def _move(self, move: Callable[[Choice], Awaitable[None]], choice: Choice) -> None:
         try:
@@ -207,10 +235,23 @@ class LiveGeneration:
         self._news.clear()
         self._wake()
         self._host.metrics.observe_request(self._loop.time() - self._arrived)
+        self._end_span()
         self._host.release(self)
 
     async def aclose(self) -> None:
         self.close()
+
+    def _end_span(self) -> None:
+        """Says how the request ended, to its trace and, where that is shown, to the log."""
+        reasons = [choice.finish_reason for choice in self._choices if choice.finish_reason]
+        error = self._error.code.name.lower() if self._error else ""
+        if not error and len(reasons) < len(self._choices):
+            error = "cancelled"
+        if self.span is not None:
+            spans.finish(self.span, self.usage, reasons, error)
+        if log.isEnabledFor(logging.DEBUG):
+            extra = {"tokens": self.usage.completion_tokens, "outcome": error or "finished"}
+            log.debug("a request ended", extra={"request_id": self.request.request_id, **extra})
 
     def _let_go(self) -> None:
         """Leaves nothing of the request at any peer."""

@@ -18,6 +18,7 @@ class LocalDecoder:
 
     def __init__(self, model: str) -> None:
         """Loads the tokenizer of a model. Raises StartupError."""
+        self.model = model
         self._decoder: TextDecoder = build_decoder(model)
         self._next_handle = 1
 

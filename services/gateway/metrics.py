@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from services.common.errors import ShoalError
+from services.gateway.admission import Admission
 from services.gateway.peers.fleet import PeerFleet
 
 _FIRST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -26,6 +27,9 @@ class Census(Protocol):
 
     @property
     def fleet(self) -> PeerFleet: ...
+
+    @property
+    def admission(self) -> Admission: ...
 
     @property
     def num_chats(self) -> int:
@@ -53,6 +57,29 @@ class Metrics:
             "shoal_gateway_resumes",
             "Times a choice went on at another instance",
             ["peer"],
+            registry=registry,
+        )
+        self._handoffs = Counter(
+            "shoal_gateway_handoffs",
+            "Times a choice went on at another instance because its own was going away in order",
+            ["peer"],
+            registry=registry,
+        )
+        self._retries = Counter(
+            "shoal_gateway_retries",
+            "Refusals by a worker before the first token: tried at another, or past the budget",
+            ["outcome"],
+            registry=registry,
+        )
+        for peer in ("worker", "detokenizer"):
+            self._moves.labels(peer)
+            self._handoffs.labels(peer)
+        for outcome in ("made", "denied"):
+            self._retries.labels(outcome)
+        self._waits = Histogram(
+            "shoal_gateway_queue_seconds",
+            "How long requests waited for a worker with room, of those that waited",
+            buckets=_WHOLE_BUCKETS,
             registry=registry,
         )
         self._first = Histogram(
@@ -92,8 +119,20 @@ class Metrics:
         self._errors.labels(error.code.name.lower()).inc()
 
     def count_move(self, peer: str) -> None:
-        """A choice goes on at another worker or detokenizer."""
+        """A choice goes on at another worker or detokenizer, as its own was lost."""
         self._moves.labels(peer).inc()
+
+    def count_handoff(self, peer: str) -> None:
+        """A choice goes on at another worker or detokenizer, as its own goes away in order."""
+        self._handoffs.labels(peer).inc()
+
+    def count_retry(self, *, made: bool) -> None:
+        """A worker refused a new request, which goes to another or fails."""
+        self._retries.labels("made" if made else "denied").inc()
+
+    def observe_wait(self, seconds: float) -> None:
+        """A request was let go to a worker after a wait."""
+        self._waits.observe(seconds)
 
 
 class _Gauges(Collector):
@@ -133,6 +172,27 @@ class _Gauges(Collector):
                 ("tokenizer", len(fleet.tokenizers.ready)),
                 ("detokenizer", len(fleet.detokenizers.ready)),
             ],
+        )
+        yield _family(
+            "shoal_gateway_breakers",
+            "Connected workers by the state of their circuit breaker",
+            "state",
+            fleet.breaker_states().items(),
+        )
+        openings = CounterMetricFamily(
+            "shoal_gateway_breaker_openings", "Times a worker's circuit breaker opened"
+        )
+        openings.add_metric([], sum(worker.breaker.num_openings for worker in fleet.workers))
+        yield openings
+        yield GaugeMetricFamily(
+            "shoal_gateway_requests_queued",
+            "Requests that wait for a worker with room",
+            value=census.admission.num_waiting,
+        )
+        yield GaugeMetricFamily(
+            "shoal_gateway_prefixes",
+            "Different prefixes of 64 tokens and more that workers are believed to hold",
+            value=fleet.num_prefixes,
         )
         reports = [worker.reported for worker in fleet.workers.ready]
         yield GaugeMetricFamily(

@@ -1,7 +1,9 @@
 """Getting a request's choices to instances: at first, and after one was lost.
 
-Every move costs the choice one of `max_moves`, so that a request which kills its
-workers ends. Knows choices only as things to submit and to decode.
+Every loss costs the choice one of `max_moves`, so that a request which kills its
+workers ends; what an instance hands back in order costs nothing. A worker's refusal is
+tried elsewhere within the gateway's retry budget. Knows choices only as things to submit
+and to decode.
 """
 
 from __future__ import annotations
@@ -13,13 +15,22 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from protos import worker_pb2
-from services.common.errors import Overloaded, PeerLost, Unavailable
+from services.common.errors import (
+    HandedBack,
+    InternalError,
+    Overloaded,
+    PeerLost,
+    ShoalError,
+    Unavailable,
+)
 from services.gateway import to_proto
+from services.gateway.admission import Admission
 from services.gateway.choice import Choice
 from services.gateway.domain import GenerationRequest
 from services.gateway.metrics import Metrics
 from services.gateway.peers.fleet import Model, PeerFleet
 from services.gateway.peers.worker import WorkerPeer
+from services.gateway.retry_budget import RetryBudget
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +45,10 @@ class Host(Protocol):
     def fleet(self) -> PeerFleet: ...
     @property
     def metrics(self) -> Metrics: ...
+    @property
+    def admission(self) -> Admission: ...
+    @property
+    def retries(self) -> RetryBudget: ...
     @property
     def max_moves(self) -> int:
         """Times a choice may move to another instance."""
@@ -76,6 +91,9 @@ class Placement:
         They start on one worker, which computes their prompt once.
         """
         hold = self._host.hold_timeout
+        self._host.retries.deposit()
+        if await self._host.admission.enter(self._model.name, self._request):
+            hold = max(hold, self._patience())  # it was taken in, and waits like a resume
         worker = await self._pick_worker(choices[0], set(), hold)
         decoder = await self._host.fleet.pick_decoder(self._model, hold)
         for choice in choices:
@@ -92,14 +110,26 @@ class Placement:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def resume(self, choice: Choice) -> None:
-        """Continues a choice, whose worker was lost, on another."""
-        self._spend_move(choice, "worker", PeerLost("its worker was lost"))
+    def starts_sooner_elsewhere(self) -> bool:
+        """Some ready worker of the model has nobody waiting."""
+        return self._host.fleet.has_idle_queue(self._model)
+
+    def has_another_decoder(self) -> bool:
+        """Some detokenizer that is not draining is there."""
+        return self._host.fleet.find_decoder(self._model) is not None
+
+    async def resume(self, choice: Choice, *, error: ShoalError) -> None:
+        """Continues a choice, which its worker gave up with `error`, on another."""
+        if isinstance(error, InternalError):  # before the first token: a retry, no promise
+            self._spend_retry(error)
+        self._spend_move(choice, "worker", error)
         await self._place(choice, None, resuming=True)
 
-    async def redecode(self, choice: Choice) -> None:
-        """Continues the text of a choice, whose detokenizer was lost, on another."""
-        error = PeerLost("its detokenizer was lost")
+    async def redecode(self, choice: Choice, *, handed_back: bool = False) -> None:
+        """Continues the text of a choice, whose detokenizer was lost or drains, on another."""
+        error: ShoalError = PeerLost("its detokenizer was lost")
+        if handed_back:
+            error = HandedBack("its detokenizer is going away")
         while True:
             self._spend_move(choice, "detokenizer", error)
             decoder = await self._host.fleet.pick_decoder(self._model, self._patience())
@@ -113,26 +143,58 @@ class Placement:
 
         One that is overloaded is replaced once; one that is lost, or will not take it
         now, costs the choice a move. A resume does not take overload for an answer, even
-        if no id has come yet: the client may have been told that it is accepted.
+        if no id has come yet: the client may have been told that it is accepted. Where
+        nothing had been promised, going to another worker costs the retry budget.
         """
-        avoid: set[str] = set()
+        refused: set[str] = set()
+        overloaded = False
         give_up_at = self._loop.time() + self._patience()
         while True:
             if worker is None:
-                worker = await self._pick_worker(choice, avoid, self._patience())
+                worker = await self._pick_worker(choice, refused, self._patience())
             try:
                 return await choice.submit_to(worker, self._submit_message(choice))
+            except (PeerLost, HandedBack) as error:
+                self._spend_move(choice, "worker", error)
             except Overloaded as error:
-                if not avoid and self._host.fleet.has_other_worker(self._model, worker):
-                    avoid.add(worker.address)
+                if not overloaded and self._has_other(choice, refused, worker):
+                    overloaded = True
+                    self._refused(choice, refused, worker, error, resuming=resuming)
                 elif resuming and self._loop.time() < give_up_at:
                     await asyncio.sleep(min(error.retry_after or 1.0, _MAX_PAUSE_SECONDS))
-                    avoid.clear()
+                    overloaded = False
+                    refused.clear()
                 else:
                     raise
-            except Unavailable as error:
+            except (Unavailable, InternalError) as error:
+                if isinstance(error, InternalError) and not self._has_other(
+                    choice, refused, worker
+                ):
+                    raise
+                self._refused(choice, refused, worker, error, resuming=resuming)
                 self._spend_move(choice, "worker", error)
             worker = None
+
+    def _refused(
+        self,
+        choice: Choice,
+        refused: set[str],
+        worker: WorkerPeer,
+        error: ShoalError,
+        *,
+        resuming: bool,
+    ) -> None:
+        """Notes a refusal, so that another worker is asked if there is one."""
+        if not resuming:
+            self._spend_retry(error)
+        if self._has_other(choice, refused, worker):
+            refused.add(worker.address)
+
+    def _has_other(self, choice: Choice, refused: set[str], worker: WorkerPeer) -> bool:
+        """A worker is ready that could take the choice and has not refused it."""
+        return self._host.fleet.has_worker(
+            self._model, choice.fingerprint, avoid={*refused, worker.address}
+        )
 
     async def _pick_worker(self, choice: Choice, avoid: set[str], patience: float) -> WorkerPeer:
         return await self._host.fleet.pick_worker(
@@ -158,12 +220,22 @@ class Placement:
             deadline_ms=left,
         )
 
-    def _spend_move(self, choice: Choice, kind: str, error: Unavailable) -> None:
+    def _spend_retry(self, error: ShoalError) -> None:
+        """Raises the error, for the client, if the gateway has no retry left."""
+        made = self._host.retries.withdraw(self._loop.time())
+        self._host.metrics.count_retry(made=made)
+        if not made:
+            raise error
+
+    def _spend_move(self, choice: Choice, kind: str, error: ShoalError) -> None:
         """Raises an error for the client if the choice has no move of this kind left."""
         log.info(
             "moving a choice",
             extra={"request_id": self._request.request_id, "peer": kind, "reason": error.message},
         )
+        if isinstance(error, HandedBack):
+            self._host.metrics.count_handoff(kind)
+            return
         if choice.num_moves[kind] >= self._host.max_moves:
             raise PeerLost(
                 f"the {kind} that served this request was lost, and it has moved"

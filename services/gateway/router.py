@@ -1,12 +1,18 @@
-"""Which worker takes a request. Policies are pure: views and ids in, a choice out."""
+"""Which worker takes a request: policies over views and ids, without sessions or clocks."""
 
 from __future__ import annotations
 
+import hashlib
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from services.common.prefix_hash import prefix_hashes
+from services.common.prefix_hash import BLOCK_TOKENS, prefix_hashes
+from services.gateway.prefix_index import PrefixIndex
+
+_LOAD_FACTOR = 1.25
+_SLACK = 2  # requests by which a worker with the prefix may lead the least loaded, at any load
+_MASK = (1 << 64) - 1
 
 
 class WorkerView(Protocol):
@@ -18,11 +24,6 @@ class WorkerView(Protocol):
     @property
     def load(self) -> int:
         """Requests running or waiting there."""
-        ...
-
-    @property
-    def prefixes(self) -> Collection[int]:
-        """Hashes of the prefixes it is believed to have cached."""
         ...
 
 
@@ -59,50 +60,83 @@ class LeastLoaded:
         self._rng = rng or random.Random()
 
     def choose(self, workers: Sequence[V], prompt_ids: Sequence[int], salt: str) -> V:
-        drawn = self._rng.sample(workers, min(2, len(workers)))
-        return min(drawn, key=lambda worker: worker.load)
+        if len(workers) == 1:
+            return workers[0]
+        one, other = self._rng.sample(workers, 2)
+        return one if one.load <= other.load else other
 
 
 class LongestPrefix:
     """The worker with the longest cached prefix, unless it is too busy.
 
-    Bounded load: a worker whose load would pass `factor` times the mean is no
-    candidate (Mirrokni et al., Consistent Hashing with Bounded Loads, 2018), so a
-    prefix that everybody shares spreads once its first holder is saturated.
+    Bounded load: a worker whose load would pass `factor` times the mean is no candidate
+    (Mirrokni et al., Consistent Hashing with Bounded Loads, 2018), so a prefix that
+    everybody shares spreads once its first holder is saturated. A lead of `_SLACK` over
+    the least loaded is always allowed, or a fleet with little to do would not use its
+    caches. Where nobody holds any of the prompt, rendezvous hashing of its first block
+    decides: gateways that know nothing of each other send a new prefix to one worker.
     """
 
-    def __init__(self, factor: float = 1.25, rng: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        index: PrefixIndex,
+        factor: float = _LOAD_FACTOR,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._index = index
         self._factor = factor
         self._fallback = LeastLoaded(rng)
+        self._seeds: dict[str, int] = {}  # by address
 
     def choose(self, workers: Sequence[V], prompt_ids: Sequence[int], salt: str) -> V:
-        mean = (sum(worker.load for worker in workers) + 1) / len(workers)
-        # One request more than the bound is always allowed, or an idle fleet has no candidate.
-        bound = max(1.0, self._factor * mean)
-        open_workers = [worker for worker in workers if worker.load + 1 <= bound]
-        hashes = prefix_hashes(prompt_ids, salt)
-        lengths = {worker.address: _match(hashes, worker.prefixes) for worker in open_workers}
-        longest = max(lengths.values(), default=0)
-        if longest == 0:
+        if len(prompt_ids) < BLOCK_TOKENS:
             return self._fallback.choose(workers, prompt_ids, salt)
-        best = [worker for worker in open_workers if lengths[worker.address] == longest]
-        return self._fallback.choose(best, prompt_ids, salt)
+        hashes = prefix_hashes(prompt_ids, salt)
+        candidates = self._not_too_busy(workers)
+        best = self._index.longest(hashes, candidates)
+        if best:
+            holders = [candidates[address] for address in sorted(best)]
+            chosen = self._fallback.choose(holders, prompt_ids, salt)
+        else:
+            key = hashes[0]
+            chosen = max(candidates.values(), key=lambda worker: self._rank(key, worker.address))
+        self._index.sent(chosen.address, hashes)
+        return chosen
+
+    def _not_too_busy(self, workers: Sequence[V]) -> dict[str, V]:
+        """By address; never empty, as the least loaded is always within the bound."""
+        loads = [worker.load for worker in workers]
+        mean = (sum(loads) + 1) / len(loads)
+        bound = max(min(loads) + _SLACK, self._factor * mean)
+        return {
+            worker.address: worker
+            for worker, load in zip(workers, loads, strict=True)
+            if load + 1 <= bound
+        }
+
+    def _rank(self, key: int, address: str) -> int:
+        """An address's rank for a key, the same in every gateway; the highest has it
+        (Thaler and Ravishankar, Using Name-Based Mappings to Increase Hit Rates, 1998)."""
+        seed = self._seeds.get(address)
+        if seed is None:
+            seed = self._seeds[address] = rendezvous_seed(address)
+        return rendezvous_rank(key, seed)
 
 
-def _match(hashes: Sequence[int], cached: Collection[int]) -> int:
-    """How many leading blocks are cached. The newest hashes alone may be known, so any
-    later block vouches for those before it."""
-    for length in range(len(hashes), 0, -1):
-        if hashes[length - 1] in cached:
-            return length
-    return 0
+def rendezvous_seed(name: str) -> int:
+    """What stands for a name in rendezvous hashing."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
-def make_policy(name: str) -> Policy:
+def rendezvous_rank(key: int, seed: int) -> int:
+    """A pseudo-random rank of two 64-bit numbers (the finaliser of SplitMix64)."""
+    mixed = ((key ^ seed) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ (mixed >> 29)) * 0x94D049BB133111EB) & _MASK
+    return mixed ^ (mixed >> 32)
+
+
+def make_policy(name: str, index: PrefixIndex) -> Policy:
     """The policy of that name: round-robin, least-loaded or prefix."""
-    policies: dict[str, type[RoundRobin] | type[LeastLoaded] | type[LongestPrefix]] = {
-        "round-robin": RoundRobin,
-        "least-loaded": LeastLoaded,
-        "prefix": LongestPrefix,
-    }
-    return policies[name]()
+    if name == "prefix":
+        return LongestPrefix(index)
+    return RoundRobin() if name == "round-robin" else LeastLoaded()

@@ -14,6 +14,7 @@ from services.common.errors import StartupError
 from services.gateway.discovery.dns import DnsAddresses
 from services.gateway.discovery.kubernetes import EndpointSlices, KubernetesApi
 from services.gateway.discovery.sources import AddressSource, MergedAddresses, StaticAddresses
+from services.gateway.discovery.subset import Subset, SubsetAddresses
 
 _HOST = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _DNS = re.compile(rf"dns:(?P<name>{_HOST}(\.{_HOST})*\.?):(?P<port>[0-9]{{1,5}})")
@@ -25,8 +26,12 @@ def address_source(
     addresses: Sequence[str],
     *,
     kubernetes: Callable[[], KubernetesApi] = KubernetesApi.in_cluster,
+    subset: Subset | None = None,
 ) -> AddressSource:
     """The source of everything in `addresses`; `kubernetes` is called if one needs it.
+
+    A `subset` is taken of each Service and name, which have one model each, and of all
+    fixed addresses together.
 
     Raises StartupError, in one sentence, if an address is malformed or the process is
     not in a cluster that it names a Service of.
@@ -42,6 +47,8 @@ def address_source(
             fixed.append(address)
     if fixed or not sources:
         sources.append(StaticAddresses(fixed))
+    if subset is not None:
+        sources = [SubsetAddresses(source, subset) for source in sources]
     return sources[0] if len(sources) == 1 else MergedAddresses(sources)
 
 

@@ -11,6 +11,7 @@ import grpc.aio
 from protos import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from services.common import rpc, wire
 from services.common.errors import PeerLost, ShoalError
+from services.common.tracing import NO_TRACE, TraceContext
 from services.gateway.domain import TextOptions
 from services.gateway.peers.session import Peer
 
@@ -34,6 +35,10 @@ class TextSink(Protocol):
         ...
 
     def on_decoder_lost(self, error: PeerLost) -> None: ...
+
+    def on_decoder_draining(self) -> None:
+        """The detokenizer will finish what it has and then go."""
+        ...
 
 
 class TextStream(Protocol):
@@ -61,6 +66,7 @@ class Decoder(Protocol):
         sink: TextSink,
         replay_ids: Sequence[int] = (),
         skip_chars: int = 0,
+        trace: TraceContext = NO_TRACE,
     ) -> TextStream:
         """Begins a text, or takes one over. Raises PeerLost without a session."""
         ...
@@ -116,6 +122,7 @@ class DetokenizerPeer(Peer[Request, Response, TextSink]):
         sink: TextSink,
         replay_ids: Sequence[int] = (),
         skip_chars: int = 0,
+        trace: TraceContext = NO_TRACE,
     ) -> TextStream:
         handle = self._add(sink)
         self.outbox.pending.opens.add(
@@ -127,6 +134,8 @@ class DetokenizerPeer(Peer[Request, Response, TextSink]):
             ),
             replay_ids=replay_ids,
             skip_chars=skip_chars,
+            traceparent=trace.traceparent,
+            tracestate=trace.tracestate,
         )
         self.outbox.notify()
         return _RemoteText(self, handle, sink)
@@ -154,6 +163,7 @@ class DetokenizerPeer(Peer[Request, Response, TextSink]):
         return answer.token_bytes
 
     def _on_frame(self, frame: Response) -> None:
+        drain_begins = frame.draining and not self._draining
         if frame.draining:
             self._drain()
         if frame.HasField("info"):
@@ -173,6 +183,9 @@ class DetokenizerPeer(Peer[Request, Response, TextSink]):
             else:
                 stop = ended.stop if ended.HasField("stop") else None
                 ended_sink.on_text_end(stop, ended.ids_consumed)
+        if drain_begins:
+            for open_sink in list(self._handlers.values()):
+                open_sink.on_decoder_draining()
 
     def _tell_lost(self, handler: TextSink, error: PeerLost) -> None:
         handler.on_decoder_lost(error)

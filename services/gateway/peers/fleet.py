@@ -6,6 +6,7 @@ Whoever needs an instance says for how long it can wait for one.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -14,13 +15,16 @@ from typing import TypeVar
 
 from protos import tokenizer_pb2
 from services.common.errors import InvalidRequest, ModelNotFound, PeerLost, Unavailable
+from services.common.tls import NO_TLS, TlsFiles
 from services.gateway.discovery import AddressSource
 from services.gateway.local_decoder import LocalDecoder
+from services.gateway.peers.breaker import State
 from services.gateway.peers.detokenizer import Decoder, DetokenizerPeer
 from services.gateway.peers.pool import PeerPool
 from services.gateway.peers.session import SessionTimes
 from services.gateway.peers.tokenizer import TokenizerPeer
 from services.gateway.peers.worker import WorkerPeer
+from services.gateway.prefix_index import PrefixIndex
 from services.gateway.router import Policy
 
 T = TypeVar("T")
@@ -45,11 +49,12 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where the peers of each kind are."""
+    """Where the peers of each kind are, and the files that prove both sides to each other."""
 
     workers: AddressSource
     tokenizers: AddressSource
     detokenizers: AddressSource
+    tls: TlsFiles = NO_TLS
 
 
 class PeerFleet:
@@ -60,20 +65,29 @@ class PeerFleet:
         sources: Sources,
         times: SessionTimes,
         policy: Policy,
+        index: PrefixIndex,
         local_decoder: LocalDecoder | None = None,
     ) -> None:
         self.workers = PeerPool(
-            sources.workers, lambda address: WorkerPeer(address, times, self.announce_change)
+            sources.workers,
+            lambda address: self._make_worker(address, times),
+            sources.tls,
         )
         self.tokenizers = PeerPool(
-            sources.tokenizers, lambda address: TokenizerPeer(address, times, self.announce_change)
+            sources.tokenizers,
+            lambda address: TokenizerPeer(address, times, self.announce_change),
+            sources.tls,
         )
         self.detokenizers = PeerPool(
             sources.detokenizers,
             lambda address: DetokenizerPeer(address, times, self.announce_change),
+            sources.tls,
         )
         self.local_decoder = local_decoder
+        self.on_change: Callable[[], None] = lambda: None  # peers came, went or drain
+        self.on_load: Callable[[WorkerPeer], None] = lambda worker: None  # a worker told its load
         self._policy = policy
+        self._index = index
         self._changed = asyncio.Event()
         self._num_changes = 0
         self._first_seen: dict[str, int] = {}
@@ -89,6 +103,7 @@ class PeerFleet:
         self._num_changes += 1
         self._changed.set()
         self._changed.clear()
+        self.on_change()
 
     async def change(self, since: int) -> int:
         """Waits until there have been more than `since` changes; returns how many."""
@@ -100,12 +115,28 @@ class PeerFleet:
         """Why no request can be served; empty if one can."""
         reasons = []
         if not self.workers.ready:
-            reasons.append("no worker is ready")
+            broken = any(worker.broken for worker in self.workers)
+            reasons.append(
+                "every worker's circuit breaker is open" if broken else "no worker is ready"
+            )
         if not self.tokenizers.ready:
             reasons.append("no tokenizer is ready")
         if self.local_decoder is None and not self.detokenizers.ready:
             reasons.append("no detokenizer is ready")
         return tuple(reasons)
+
+    def breaker_states(self) -> dict[State, int]:
+        """Connected workers by the state of their circuit breaker."""
+        states: dict[State, int] = {"closed": 0, "open": 0, "half-open": 0}
+        for worker in self.workers:
+            if worker.connected:
+                states[worker.breaker_state] += 1
+        return states
+
+    @property
+    def num_prefixes(self) -> int:
+        """Prefixes that workers are believed to hold."""
+        return len(self._index)
 
     # -- models
 
@@ -135,7 +166,7 @@ class PeerFleet:
 
         def find() -> Model | None:
             model = self.named_model(name)
-            return model if model and self._ready_workers(model.name) else None
+            return model if model and self.ready_workers(model.name) else None
 
         return await self.wait_for(find, patience, "no worker is ready")
 
@@ -170,28 +201,35 @@ class PeerFleet:
         the same function. Raises Unavailable."""
 
         def find() -> WorkerPeer | None:
-            workers = [
-                worker
-                for worker in self._ready_workers(model.name)
-                if worker.address not in avoid
-                and (fingerprint is None or worker.fingerprint == fingerprint)
-            ]
-            return self._policy.choose(workers, prompt_ids, salt) if workers else None
+            workers = self._able_workers(model, fingerprint, avoid)
+            if not workers:
+                return None
+            with_room = [worker for worker in workers if worker.room > 0]
+            return self._policy.choose(with_room or workers, prompt_ids, salt)
 
         return await self.wait_for(find, patience, "no worker is ready")
 
-    def has_other_worker(self, model: Model, worker: WorkerPeer) -> bool:
-        return any(other is not worker for other in self._ready_workers(model.name))
+    def has_worker(self, model: Model, fingerprint: str | None, avoid: Collection[str]) -> bool:
+        """Whether `pick_worker` would find one now."""
+        return bool(self._able_workers(model, fingerprint, avoid))
+
+    def has_idle_queue(self, model: Model) -> bool:
+        """Some ready worker of the model has nobody waiting, as last reported."""
+        return any(not worker.reported.num_waiting for worker in self.ready_workers(model.name))
 
     async def pick_decoder(self, model: Model, patience: float) -> Decoder:
         """Where to open a text. Raises Unavailable."""
-        if self.local_decoder is not None:
-            return self.local_decoder
-
-        def find() -> DetokenizerPeer | None:
-            return self._least_outstanding(self.detokenizers, model.name)
-
+        find = partial(self.find_decoder, model)
         return await self.wait_for(find, patience, "no detokenizer is ready")
+
+    def find_decoder(self, model: Model) -> Decoder | None:
+        """Where a text can be opened now."""
+        local = self.local_decoder
+        if local is None:
+            return self._least_outstanding(self.detokenizers, model.name)
+        if _same_model(local.model, model.name) or len(self.models()) == 1:
+            return local
+        return None  # it would decode with another model's vocabulary
 
     async def encode(
         self, model: Model, request: tokenizer_pb2.EncodeRequest, patience: float, max_moves: int
@@ -240,10 +278,32 @@ class PeerFleet:
         except TimeoutError:
             raise Unavailable(reason, retry_after=RETRY_AFTER_SECONDS)
 
+    def ready_workers(self, model: str) -> list[WorkerPeer]:
+        """The workers that take new work for a model."""
+        return [worker for worker in self.workers.ready if worker.model == model]
+
     # -- inside
 
-    def _ready_workers(self, model: str) -> list[WorkerPeer]:
-        return [worker for worker in self.workers.ready if worker.model == model]
+    def _make_worker(self, address: str, times: SessionTimes) -> WorkerPeer:
+        worker = WorkerPeer(address, times, self.announce_change, self._index)
+        worker.on_load = self._tell_load
+        return worker
+
+    def _tell_load(self, worker: WorkerPeer) -> None:
+        self.on_load(worker)
+
+    def _able_workers(
+        self, model: Model, fingerprint: str | None, avoid: Collection[str]
+    ) -> list[WorkerPeer]:
+        workers = self.ready_workers(model.name)
+        if fingerprint is None and not avoid:
+            return workers
+        return [
+            worker
+            for worker in workers
+            if worker.address not in avoid
+            and (fingerprint is None or worker.fingerprint == fingerprint)
+        ]
 
     def _least_outstanding(self, pool: PeerPool[C], model: str) -> C | None:
         """The idlest instance with the model's tokenizer.
@@ -256,7 +316,8 @@ class PeerFleet:
         if not matching and len(self.models()) == 1:
             names = {peer.model for peer in pool if peer.info is not None}
             matching = ready if len(names) == 1 else []
-        return min(matching, key=lambda peer: peer.outstanding, default=None)
+        # Among equals any: with little to do the first would get everything.
+        return min(matching, key=lambda peer: (peer.outstanding, random.random()), default=None)
 
 
 async def repeat_when_lost(

@@ -26,8 +26,10 @@ from services.common.errors import (
     InternalError,
     PeerLost,
     ShoalError,
+    StartupError,
     error_class,
 )
+from services.common.tls import NO_TLS
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +84,7 @@ class Peer(ABC, Generic[Q, A, H]):
         self._connected = False
         self._draining = False
         self._was_ready = False
+        self.tls = NO_TLS  # how the address is reached
         self.on_idle: Callable[[], None] = lambda: None  # after the last open handle has gone
         self._last_heard = 0.0
         self._busy_since = 0.0  # when the first of the open handles was opened
@@ -91,6 +94,11 @@ class Peer(ABC, Generic[Q, A, H]):
         return self._connected and not self._draining
 
     @property
+    def connected(self) -> bool:
+        """The session stands and the peer has said what it is."""
+        return self._connected
+
+    @property
     def outstanding(self) -> int:
         """Handles open on this session."""
         return len(self._handlers)
@@ -98,26 +106,35 @@ class Peer(ABC, Generic[Q, A, H]):
     async def run(self) -> None:
         """Keeps a session to the address until cancelled."""
         backoff = self._times.min_backoff
+        refused = ""
         try:
             while True:
                 error = await self._run_session()
                 if self._was_ready:
                     log.warning("lost a peer", extra={"peer": self._name, "reason": error.message})
                     backoff = self._times.min_backoff
+                    refused = ""
                 else:
-                    log.debug(
-                        "cannot reach a peer", extra={"peer": self._name, "reason": error.message}
-                    )
+                    # Over TLS a person must hear of it, once: it may not mend by itself.
+                    news = self.tls and error.message != refused
+                    level = logging.WARNING if news else logging.DEBUG
+                    extra = {"peer": self._name, "reason": error.message}
+                    log.log(level, "cannot reach a peer", extra=extra)
+                    refused = error.message
                 await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
                 backoff = min(backoff * 1.6, self._times.max_backoff)
         finally:
             self._lose(PeerLost(f"{self._name} is no longer used"))
+            self._on_released()
 
     async def _run_session(self) -> PeerLost:
         """One connection, from connecting to loss; returns why it ended."""
         self._was_ready = False
         self._last_heard = asyncio.get_running_loop().time()
-        channel = rpc.open_channel(self.address)
+        try:
+            channel = rpc.open_channel(self.address, self.tls)
+        except StartupError as fault:  # a certificate is being replaced, or is gone
+            return PeerLost(f"{self._name} cannot be reached: {fault}")
         call = self._open(channel)
         self._channel = channel
         tasks = [
@@ -181,12 +198,12 @@ class Peer(ABC, Generic[Q, A, H]):
 
     def _lose(self, error: PeerLost) -> None:
         """Forgets the session and tells every open handle."""
+        self._on_lost()
         handlers, self._handlers = self._handlers, {}
         was_connected, self._connected = self._connected, False
         self._draining = False
         self._channel = None
         self.outbox = self._new_outbox()
-        self._on_lost()
         for handler in handlers.values():
             self._tell_lost(handler, error)
         if handlers:
@@ -234,7 +251,10 @@ class Peer(ABC, Generic[Q, A, H]):
         return handler
 
     def _on_lost(self) -> None:
-        """For a subclass to forget what it keeps of one session alone."""
+        """For a subclass to forget what it keeps of one session alone, before all else."""
+
+    def _on_released(self) -> None:
+        """For a subclass to forget the address."""
 
     def channel(self) -> grpc.aio.Channel:
         """The session's channel, for unary calls. Raises PeerLost if there is none."""

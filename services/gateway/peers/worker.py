@@ -7,6 +7,7 @@ token means is the business of whoever submitted it.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,12 +17,18 @@ import grpc.aio
 
 from protos import common_pb2, worker_pb2, worker_pb2_grpc
 from services.common import rpc, wire
-from services.common.errors import PeerLost, ShoalError
+from services.common.errors import InternalError, PeerLost, ShoalError, Unavailable
 from services.gateway.domain import FinishReason, TokenLogprobs
+from services.gateway.peers.breaker import Breaker, State
 from services.gateway.peers.session import Peer, SessionTimes
+from services.gateway.prefix_index import PrefixIndex
 
 Request = worker_pb2.WorkerSessionRequest
 Response = worker_pb2.WorkerSessionResponse
+
+log = logging.getLogger(__name__)
+
+_WAITING_SHARE = 8  # a few are this part of `max_running_requests`
 
 _REASONS: dict[int, FinishReason] = {
     common_pb2.FINISH_REASON_STOP: "stop",
@@ -64,6 +71,14 @@ class TokenSink(Protocol):
 
     def on_worker_lost(self, error: PeerLost) -> None: ...
 
+    def on_moved(self) -> None:
+        """The worker hands the request back, after the tokens so far."""
+        ...
+
+    def on_worker_draining(self) -> None:
+        """The worker will finish what it has and then go."""
+        ...
+
 
 class Submission:
     """One request on one worker, until it ends there."""
@@ -83,26 +98,63 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
 
     kind = "worker"
 
-    def __init__(self, address: str, times: SessionTimes, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        address: str,
+        times: SessionTimes,
+        changed: Callable[[], None],
+        index: PrefixIndex,
+    ) -> None:
         super().__init__(address, times, changed)
         self.info: worker_pb2.WorkerInfo | None = None
+        self.model = ""
+        self.fingerprint = ""
         self.reported = worker_pb2.Load()
-        self.prefixes: frozenset[int] = frozenset()
+        self.breaker = Breaker()
+        self.on_load: Callable[[WorkerPeer], None] = lambda peer: None  # after a load was told
+        self._index = index
+        self._num_reported = 0  # running or waiting, as reported
         self._unreported = 0  # submitted since the worker last reported its load
+        self._unproven: set[int] = set()  # handles without a token yet
+        self._clock = asyncio.get_running_loop().time
 
     @property
-    def model(self) -> str:
-        return self.info.model if self.info else ""
+    def ready(self) -> bool:
+        return (
+            self._connected
+            and not self._draining
+            and (self.breaker.closed or self.breaker.allows(self._clock()))
+        )
 
     @property
-    def fingerprint(self) -> str:
-        return self.info.fingerprint if self.info else ""
+    def breaker_state(self) -> State:
+        return self.breaker.state(self._clock())
+
+    @property
+    def broken(self) -> bool:
+        """Only its circuit breaker keeps it from being ready."""
+        return self._connected and not self._draining and not self.ready
 
     @property
     def load(self) -> int:
         """Requests there: as reported, and what this gateway sent since or knows better."""
-        reported = self.reported.num_running + self.reported.num_waiting
-        return max(reported + self._unreported, self.outstanding)
+        return max(self._num_reported + self._unreported, len(self._handlers))
+
+    @property
+    def room(self) -> int:
+        """Requests it can take before they would only wait there.
+
+        Where requests wait already, pages are what it lacks, whatever `max_running_requests`
+        says. A few may always wait, so that the engine never lacks work for a round trip,
+        and each gateway may always have so few there, so that none is kept out by another.
+        """
+        max_running = self.info.max_running_requests if self.info else 0
+        if not max_running:
+            return 1  # it does not say
+        few = max(1, max_running // _WAITING_SHARE)
+        load = self.reported
+        free = 0 if load.num_waiting else max_running - load.num_running
+        return max(free + few - load.num_waiting - self._unreported, few - len(self._handlers))
 
     def submit(self, submit: worker_pb2.Submit, sink: TokenSink) -> Submission:
         """Sends a request; its handle is filled in. Raises PeerLost without a session."""
@@ -110,6 +162,10 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
         self.outbox.pending.submits.append(submit)
         self.outbox.notify()
         self._unreported += 1
+        self._unproven.add(submit.handle)
+        if not self.breaker.closed:
+            self.breaker.sending(self._clock())
+            self._announce_next_chance()
         return Submission(self, submit.handle, sink)
 
     def abort(self, handle: int, sink: TokenSink) -> None:
@@ -122,26 +178,32 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
         """Drops the worker's unused prefixes. Raises ShoalError."""
         stub = worker_pb2_grpc.WorkerStub(self.channel())
         await self.call(stub.FlushCache(worker_pb2.FlushCacheRequest(), timeout=30))
+        self._index.forget(self.address)
 
     def _on_frame(self, frame: Response) -> None:
+        drain_begins = frame.draining and not self._draining
         if frame.draining:
             self._drain()
         if frame.HasField("info"):
-            if self.info is None or frame.info.epoch != self.info.epoch:
-                self.prefixes = frozenset()  # another engine, whose cache is cold
-            self.info = frame.info
-            self._greet()
+            self._introduce(frame.info)
         if frame.HasField("step"):
             self._on_step(frame.step)
+        if drain_begins:
+            for sink in list(self._handlers.values()):
+                sink.on_worker_draining()
+
+    def _introduce(self, info: worker_pb2.WorkerInfo) -> None:
+        if self.info is None or info.epoch != self.info.epoch:
+            self._index.forget(self.address)  # another engine, whose cache is cold
+        self.info = info
+        self.model, self.fingerprint = info.model, info.fingerprint
+        self._greet()
 
     def _on_step(self, step: worker_pb2.StepFrame) -> None:
         if self.info and step.epoch and step.epoch != self.info.epoch:
             raise PeerLost(f"the engine of {self._name} restarted")
         if step.HasField("load"):
-            self.reported = step.load
-            self._unreported = 0
-            if step.load.has_digest:
-                self.prefixes = frozenset(step.load.prefix_digest)
+            self._take_load(step.load)
         for handle in step.accepted:
             if sink := self._handlers.get(handle):
                 sink.on_accepted()
@@ -154,9 +216,29 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
             self._deliver(handle, token_ids, logprobs.get(handle), finished.pop(handle, None))
         for handle, row in finished.items():
             self._deliver(handle, (), None, row)
+        for moved in step.moved:
+            if handed_back := self._free(moved):
+                handed_back.on_moved()
         for rejected in step.rejected:
-            if refused := self._free(rejected.handle):
-                refused.on_rejected(wire.error_from_proto(rejected.error))
+            self._refuse(rejected.handle, wire.error_from_proto(rejected.error))
+        if step.HasField("load"):
+            self.on_load(self)
+
+    def _take_load(self, load: worker_pb2.Load) -> None:
+        self.reported = load
+        self._num_reported = load.num_running + load.num_waiting
+        self._unreported = 0
+        if load.has_digest:
+            self._index.report(self.address, load.prefix_digest)
+
+    def _refuse(self, handle: int, error: ShoalError) -> None:
+        unproven = handle in self._unproven
+        sink = self._free(handle)
+        # A worker that has just begun to drain refuses what had been on its way.
+        if unproven and isinstance(error, Unavailable | InternalError) and not self._draining:
+            self._fail()
+        if sink is not None:
+            sink.on_rejected(error)
 
     def _deliver(
         self,
@@ -168,6 +250,8 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
         sink = self._handlers.get(handle)
         if sink is None:
             return  # aborted meanwhile
+        if self._unproven and handle in self._unproven:
+            self._prove(handle, row)
         if row is None:
             sink.on_tokens(token_ids, logprobs, None)
             return
@@ -175,6 +259,33 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
         stop_id = row.stop_token_id if row.HasField("stop_token_id") else None
         reason = _REASONS.get(row.reason, "abort")
         sink.on_tokens(token_ids, logprobs, Finished(reason, stop_id))
+
+    def _prove(self, handle: int, row: worker_pb2.Finished | None) -> None:
+        """The first that is heard of a request: its first token, or its end without one."""
+        self._unproven.discard(handle)
+        if row is not None and _REASONS.get(row.reason, "abort") == "abort":
+            self._fail()
+        elif not self.breaker.closed:
+            self.breaker.succeed()
+            self._changed()
+        else:
+            self.breaker.succeed()
+
+    def _fail(self) -> None:
+        was_ready = self.ready
+        self.breaker.fail(self._clock())
+        if was_ready and not self.ready:
+            log.warning("a worker's circuit breaker opened", extra={"peer": self._name})
+            self._changed()
+            self._announce_next_chance()
+
+    def _announce_next_chance(self) -> None:
+        """Wakes those who wait for a worker when the breaker lets a probe through."""
+        asyncio.get_running_loop().call_at(self.breaker.next_chance, self._changed)
+
+    def _free(self, handle: int) -> TokenSink | None:
+        self._unproven.discard(handle)
+        return super()._free(handle)
 
     def _take_logprobs(self, step: worker_pb2.StepFrame) -> dict[int, list[TokenLogprobs]]:
         """Log-probabilities by handle; those of prompts are handed on at once."""
@@ -189,7 +300,13 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
         handler.on_worker_lost(error)
 
     def _on_lost(self) -> None:
+        if self._unproven and not self._draining:
+            self._fail()  # once, however many it took with it
+        self._unproven.clear()
         self._unreported = 0
+
+    def _on_released(self) -> None:
+        self._index.forget(self.address)
 
     def _new_outbox(self) -> rpc.Outbox[Request]:
         return rpc.Outbox(Request)

@@ -25,6 +25,7 @@ from services.gateway.domain import ChatPrompt, Message, TextPrompt
 from services.gateway.peers.pool import PeerPool
 from services.gateway.peers.session import SessionTimes, error_from_rpc
 from services.gateway.peers.worker import Request, Response, WorkerPeer
+from services.gateway.prefix_index import PrefixIndex
 from tests.gateway.core.conftest import Rig, collect, joined, make_rig, request
 from tests.gateway.core.fakes import Activity, FakeWorker, expected_text, serving
 
@@ -148,7 +149,8 @@ async def test_a_pool_follows_its_source(tmp_path: Path) -> None:
     workers = [FakeWorker(tmp_path / name, activity) for name in "ab"]
     changed = asyncio.Event()
     source = _Scripted()
-    pool = PeerPool(source, lambda address: WorkerPeer(address, SessionTimes(), changed.set))
+    index = PrefixIndex()
+    pool = PeerPool(source, lambda address: WorkerPeer(address, SessionTimes(), changed.set, index))
     task = asyncio.create_task(pool.run())
     async with serving(*workers), asyncio.timeout(10):
         source.sets.put_nowait(frozenset(worker.server.address for worker in workers))
@@ -168,7 +170,7 @@ class _Watched(WorkerPeer):
     """A worker's session whose end and channels can be seen."""
 
     def __init__(self, address: str, changed: asyncio.Event) -> None:
-        super().__init__(address, SessionTimes(), changed.set)
+        super().__init__(address, SessionTimes(), changed.set, PrefixIndex())
         self.channels: list[grpc.aio.Channel] = []
         self.ended = asyncio.Event()
 
@@ -219,29 +221,32 @@ async def test_a_busy_session_to_a_gone_address_is_released_with_its_last_handle
 
 
 async def test_a_restarted_worker_is_not_believed_to_hold_what_it_held() -> None:
-    peer = WorkerPeer("a:1", SessionTimes(), lambda: None)
+    index = PrefixIndex()
+    peer = WorkerPeer("a:1", SessionTimes(), lambda: None, index)
     load = worker_pb2.Load(prefix_digest=[7], has_digest=True)
     digest = worker_pb2.StepFrame(epoch=1, load=load)
     peer._on_frame(Response(info=worker_pb2.WorkerInfo(epoch=1), step=digest))
     peer._on_frame(Response(info=worker_pb2.WorkerInfo(epoch=1)))
-    assert peer.prefixes == {7}
+    assert index.held_by("a:1") == {7}
     peer._on_frame(Response(info=worker_pb2.WorkerInfo(epoch=2)))
-    assert peer.prefixes == frozenset()
+    assert index.held_by("a:1") == set()
 
 
 async def test_an_empty_digest_forgets_the_prefixes_and_an_absent_one_does_not() -> None:
-    peer = WorkerPeer("a:1", SessionTimes(), lambda: None)
+    index = PrefixIndex()
+    peer = WorkerPeer("a:1", SessionTimes(), lambda: None, index)
     for load, prefixes in (
         (worker_pb2.Load(prefix_digest=[7], has_digest=True), {7}),
         (worker_pb2.Load(num_running=1), {7}),
         (worker_pb2.Load(has_digest=True), set()),
     ):
         peer._on_frame(Response(step=worker_pb2.StepFrame(load=load)))
-        assert peer.prefixes == prefixes
+        assert index.held_by("a:1") == prefixes
 
 
 async def test_a_new_session_has_nothing_unreported() -> None:
-    peer = WorkerPeer("a:1", SessionTimes(), lambda: None)
+    index = PrefixIndex()
+    peer = WorkerPeer("a:1", SessionTimes(), lambda: None, index)
     peer._on_frame(Response(info=worker_pb2.WorkerInfo(epoch=1)))
     peer.submit(worker_pb2.Submit(), Mock())
     assert peer.load == 1

@@ -116,7 +116,7 @@ async def test_the_budget_ends_in_one_error(tmp_path: Path) -> None:
 async def test_a_request_given_up_in_the_moment_of_a_loss_moves_nowhere(rig: Rig) -> None:
     generation = await rig.core.start(request(max_tokens=900))
     (choice,) = generation._choices
-    generation.on_worker_lost(choice)
+    generation.on_worker_lost(choice, PeerLost("gone"))
     await generation.aclose()  # before the move has begun; a coroutine left behind would warn
     await rig.settled()
 
