@@ -41,7 +41,7 @@ async def serve(
     registry = process_registry()
     server = Server(["shoal.v1.Worker"])
     async with Ranks(config, limits=limits, module=rank_module) as ranks:
-        agent = Agent(ranks.send, WorkerMetrics(registry))
+        agent = Agent(ranks.send, WorkerMetrics(registry), handoff=config.drain == "handoff")
         servicer = WorkerServicer(agent, peer_timeout=peer_timeout)
         worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server.grpc)
 

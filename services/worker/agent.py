@@ -28,12 +28,18 @@ class Agent:
     """
 
     def __init__(
-        self, send: Callable[[engine_pb2.EngineCommand], None], metrics: WorkerMetrics
+        self,
+        send: Callable[[engine_pb2.EngineCommand], None],
+        metrics: WorkerMetrics,
+        *,
+        handoff: bool = False,
     ) -> None:
+        """With `handoff`, draining hands every request back instead of finishing it."""
         self.info: worker_pb2.WorkerInfo | None = None
         self.progress = worker_pb2.LoadProgress(phase="starting the engine")
         self.changed = asyncio.Event()  # readiness may have changed; the reader clears it
         self.draining = False
+        self._handoff = handoff
         self._failure: ShoalError | None = None
         self._send = send
         self._metrics = metrics
@@ -110,11 +116,27 @@ class Agent:
     # The pod's life.
 
     def drain(self) -> None:
-        """Refuses new requests from now on; the running ones finish."""
+        """Refuses new requests from now on; the others finish or are handed back."""
         self.draining = True
         self.changed.set()
+        if self._handoff:
+            self._hand_back()
         for session in self._sessions:
             session.outbox.notify()
+
+    def _hand_back(self) -> None:
+        """Gives every request to its client again, to be continued elsewhere.
+
+        What was sampled and has not come here yet is sampled again there: the draw depends
+        on nothing but the request.
+        """
+        command = engine_pb2.EngineCommand()
+        for session in self._sessions:
+            for handle in list(session.names):
+                if self._handles.hand_back(handle):
+                    self._metrics.handed_back(handle)
+                    command.aborts.append(handle)
+        self._dispatch(command)
 
     async def idle(self) -> None:
         """Returns once no request is left."""
@@ -174,12 +196,12 @@ class Agent:
     def _submit(
         self, session: Session, submit: worker_pb2.Submit, command: engine_pb2.EngineCommand
     ) -> None:
-        if submit.handle in session.engine_handles:
-            error: ShoalError = InvalidRequest(f"handle {submit.handle} is in use", param="handle")
-        elif self._failure is not None:
-            error = self._failure
+        if self._failure is not None:
+            error: ShoalError = self._failure
         elif self.draining:
             error = Unavailable("the worker is draining", retry_after=RETRY_SECONDS)
+        elif submit.handle in session.engine_handles:
+            error = InvalidRequest(f"handle {submit.handle} is in use", param="handle")
         else:
             handle = self._handles.claim(session, submit.handle)
             self._idle.clear()

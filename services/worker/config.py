@@ -9,6 +9,7 @@ from typing import Literal
 from services.common.config import borrow, option
 from services.common.cores import available_cores
 from services.common.tls import TlsFiles, TlsOptions
+from services.common.tracing import TracingOptions
 
 _SERVER = "server"
 _MODEL = "model"
@@ -35,6 +36,12 @@ class WorkerConfig:
     )
     drain_timeout: float = option(
         30.0, "seconds that running requests get after SIGTERM", group=_SERVER
+    )
+    drain: Literal["finish", "handoff"] = option(
+        "finish",
+        "what draining does with requests: finish them, or hand them back at once, to be"
+        " continued by another worker",
+        group=_SERVER,
     )
     log_level: Literal["debug", "info", "warning", "error"] = option(
         "info", "least severe log line shown", group=_SERVER
@@ -92,6 +99,20 @@ class WorkerConfig:
         False, "run scheduling and the model one after the other", group=_SCHEDULE
     )
 
+    deterministic: bool = option(
+        False,
+        "the same bits alone and in company, in chunks, preempted, resumed and without overlap,"
+        " on one kind of machine; CPU and float32 only",
+        group=_SCHEDULE,
+    )
+
+    grammar_timeout: float = option(
+        2.0,
+        "seconds of processor time that compiling a request's grammar may take",
+        group=_SCHEDULE,
+    )
+    grammar_cache: int = option(256, "compiled grammars that are kept", group=_SCHEDULE)
+
     cache: Literal["radix", "none"] = option(
         "radix", "radix shares the KV of common prefixes; none does not", group=_CACHE
     )
@@ -105,6 +126,7 @@ class WorkerConfig:
         0, "CPU threads a rank; default: all cores divided by the ranks", group=_PARALLEL
     )
 
+    otlp_endpoint: str = borrow(TracingOptions, "otlp_endpoint")
     tls_cert: str = borrow(TlsOptions, "tls_cert")
     tls_key: str = borrow(TlsOptions, "tls_key")
     tls_ca: str = borrow(TlsOptions, "tls_ca")
@@ -113,9 +135,11 @@ class WorkerConfig:
         self.tls.check()
         if self.page_size not in (1, 2, 4, 8, 16, 32, 64):
             raise ValueError(f"--page-size {self.page_size} is not a power of two from 1 to 64")
-        for name in ("max_running_requests", "max_queue", "tp"):
+        for name in ("max_running_requests", "max_queue", "grammar_cache", "tp"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
+        if self.grammar_timeout <= 0:
+            raise ValueError("--grammar-timeout must be above 0")
         for name in ("num_pages", "max_model_len", "max_prefill_tokens", "num_threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name.replace('_', '-')} must not be negative")

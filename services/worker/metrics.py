@@ -66,6 +66,13 @@ class WorkerMetrics:
             registry=registry,
         )
 
+        self._handed_back = Counter(
+            "shoal_worker_handed_back",
+            "Requests that were handed back unfinished, as the worker drained.",
+            _LABELS,
+            registry=registry,
+        )
+
         def histogram(name: str, text: str, buckets: Iterable[float]) -> Histogram:
             return Histogram(name, text, _LABELS, buckets=tuple(buckets), registry=registry)
 
@@ -102,6 +109,7 @@ class WorkerMetrics:
         self.model = model
         for reason in _REASONS.values():
             self._finished.labels(model, reason)
+        self._handed_back.labels(model)
         for metric in (self._first_token, self._between, self._whole, self._steps, self._freed):
             metric.labels(model)
 
@@ -110,6 +118,10 @@ class WorkerMetrics:
 
     def aborted(self, handle: int) -> None:
         self._aborted[handle] = self._clock()
+
+    def handed_back(self, handle: int) -> None:
+        self._handed_back.labels(self.model).inc()
+        self.aborted(handle)
 
     def stepped(self, frame: worker_pb2.StepFrame, stats: engine_pb2.EngineStats) -> None:
         """Takes in a frame of the engine, its rows still under the engine's handles."""

@@ -10,8 +10,9 @@ import functools
 from collections.abc import AsyncIterator
 
 from protos import worker_pb2, worker_pb2_grpc
+from services.common.errors import Unavailable
 from services.common.rpc import IDLE_PEER_TIMEOUT_SECONDS
-from services.common.session import run_session, serve_client
+from services.common.session import in_time, run_session, serve_client
 from services.common.wire import error_from_proto
 from services.worker.agent import Agent
 
@@ -61,6 +62,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         submit.handle = 0
         _limit_deadline(submit, context.time_remaining())
         session, _ = self._agent.open_session()
+        send = in_time(context.write, self._peer_timeout)
 
         async def write(message: worker_pb2.WorkerSessionResponse) -> None:
             step = message.step
@@ -69,16 +71,20 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             response = worker_pb2.WorkerGenerateResponse(token_ids=step.token_ids)
             for row in step.logprobs:
                 response.logprobs.extend(row.tokens)
+                response.prompt_logprobs.extend(row.prompt_tokens)
             if step.finished:
                 response.finished.CopyFrom(step.finished[0])
                 response.finished.handle = 0
             if response.ByteSize():
-                await context.write(response)
+                await send(response)
             if step.finished:
-                session.end()  # once it is written: a slow client may take its time
+                session.end()  # once it is written
+            if step.moved:
+                raise Unavailable("the worker is going away; resume the request elsewhere")
 
-        self._agent.receive(session, worker_pb2.WorkerSessionRequest(submits=[submit]))
         try:
+            await context.send_initial_metadata(())
+            self._agent.receive(session, worker_pb2.WorkerSessionRequest(submits=[submit]))
             await run_session(session.outbox, write, session.ended)
         finally:
             self._agent.close_session(session)
@@ -94,7 +100,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def Drain(
         self, request: worker_pb2.DrainRequest, context: worker_pb2_grpc._ServicerContext
     ) -> worker_pb2.DrainResponse:
-        """Refuses new requests from now on; the process stays until it is told to end."""
+        """Refuses new requests from now on, and hands the others back if that is how it drains;
+        the process stays until it is told to end."""
         self._agent.drain()
         return worker_pb2.DrainResponse(num_requests=self._agent.num_requests)
 

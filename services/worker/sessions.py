@@ -73,7 +73,8 @@ class HandleMap:
     """Whose each live request of the engine is, and which are given up."""
 
     def __init__(self) -> None:
-        self._owners: dict[int, Session] = {}  # the engine's handle -> whose it is
+        # The engine's handle -> whose it is; None once it was handed back.
+        self._owners: dict[int, Session | None] = {}
         self._aborted: set[int] = set()  # engine handles whose rows nobody waits for
         self._last_handle = 0
         self._last_digest_empty = True
@@ -96,13 +97,27 @@ class HandleMap:
         self._aborted.add(handle)
         return True
 
+    def hand_back(self, handle: int) -> bool:
+        """Drops the handle's rows from now on and frees its name; False if they were dropped
+        already. The session is told, after what it has been told so far."""
+        session = self._owners[handle]
+        if session is None or not self.give_up(handle):
+            return False
+        name = session.names.pop(handle)
+        del session.engine_handles[name]
+        self._owners[handle] = None
+        session.outbox.pending.step.moved.append(name)
+        session.outbox.notify()
+        return True
+
     def is_given_up(self, handle: int) -> bool:
         return handle in self._aborted
 
     def release(self, handle: int) -> None:
         """Frees a handle that the engine has ended, on both sides."""
         session = self._owners.pop(handle)
-        del session.engine_handles[session.names.pop(handle)]
+        if session is not None:
+            del session.engine_handles[session.names.pop(handle)]
         self._aborted.discard(handle)
 
     def deliver(self, frame: worker_pb2.StepFrame, sessions: Iterable[Session]) -> None:
@@ -134,16 +149,18 @@ class HandleMap:
             parts[session].counts.extend(rows.counts)
             parts[session].token_ids.extend(rows.token_ids)
         for handle in frame.accepted:
-            session = self._owners[handle]
-            if session in parts:
-                parts[session].accepted.append(session.names[handle])
+            owner = self._owners[handle]
+            if owner is not None and owner in parts:
+                parts[owner].accepted.append(owner.names[handle])
         for group in ("rejected", "started", "finished", "logprobs"):
             for item in getattr(frame, group):
-                session = self._owners[item.handle]
-                if session in parts and not (group == "logprobs" and item.handle in self._aborted):
-                    copy = getattr(parts[session], group).add()
+                owner = self._owners[item.handle]
+                if owner is None or owner not in parts:
+                    continue
+                if not (group == "logprobs" and item.handle in self._aborted):
+                    copy = getattr(parts[owner], group).add()
                     copy.CopyFrom(item)
-                    copy.handle = session.names[item.handle]
+                    copy.handle = owner.names[item.handle]
         return parts
 
     def _tells_digest(self, load: worker_pb2.Load) -> bool:
@@ -163,8 +180,7 @@ class HandleMap:
         token_ids = frame.token_ids[:]
         start = 0
         for handle, count in zip(frame.handles[:], frame.counts[:], strict=True):
-            if handle not in aborted:
-                session = owners[handle]
+            if handle not in aborted and (session := owners[handle]) is not None:
                 rows = parts[session]
                 rows.handles.append(session.names[handle])
                 rows.counts.append(count)

@@ -137,6 +137,7 @@ class SessionClient:
         self.accepted: list[int] = []
         self.finished: dict[int, worker_pb2.Finished] = {}
         self.rejected: list[worker_pb2.Rejected] = []
+        self.moved: list[int] = []
         self.draining = False
 
     async def submit(self, handle: int, prompt: list[int], max_tokens: int = 0) -> None:
@@ -169,6 +170,7 @@ class SessionClient:
             start += count
         self.accepted.extend(step.accepted)
         self.rejected.extend(step.rejected)
+        self.moved.extend(step.moved)
         self.finished.update((item.handle, item) for item in step.finished)
 
 

@@ -21,12 +21,14 @@ LABELS = {"model_name": "m"}
 class Bench:
     """An agent, the commands it sent, and an engine's handles in order of submission."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, handoff: bool = False) -> None:
         self.registry = CollectorRegistry()
         self.now = 0.0
         self.commands: list[engine_pb2.EngineCommand] = []
         self.agent = Agent(
-            self.commands.append, WorkerMetrics(self.registry, clock=lambda: self.now)
+            self.commands.append,
+            WorkerMetrics(self.registry, clock=lambda: self.now),
+            handoff=handoff,
         )
         self.live: dict[int, int] = {}  # the engine's handle -> first prompt id
         self.step = 0

@@ -234,8 +234,11 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
     def _refuse(self, handle: int, error: ShoalError) -> None:
         unproven = handle in self._unproven
         sink = self._free(handle)
-        # A worker that has just begun to drain refuses what had been on its way.
-        if unproven and isinstance(error, Unavailable | InternalError) and not self._draining:
+        if self._draining and isinstance(error, Unavailable):
+            if sink is not None:  # it had been on its way when the worker began to drain
+                sink.on_moved()
+            return
+        if unproven and isinstance(error, Unavailable | InternalError):
             self._fail()
         if sink is not None:
             sink.on_rejected(error)
