@@ -1,4 +1,4 @@
-"""The REST front end: routes, and the way from a request to its answer.
+"""The REST front end: its routes.
 
 `build_app` makes the ASGI application over any `Gateway`. What bodies mean and
 what answers look like is in `services.gateway.openai`.
@@ -6,53 +6,45 @@ what answers look like is in `services.gateway.openai`.
 
 from __future__ import annotations
 
-import logging
-import math
-import re
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from services import __version__
 from services.common.admin import metrics_response
 from services.common.errors import (
     InternalError,
-    InvalidRequest,
     ShoalError,
 )
+from services.common.tracing import Tracing
 from services.gateway.asgi import (
     BodyLimits,
     RequestIds,
     RequireKey,
     read_body,
-    while_connected,
     with_cors,
 )
 from services.gateway.config import GatewayConfig
 from services.gateway.domain import Gateway, Readiness
+from services.gateway.generating import GenerationEndpoint, log_fault
 from services.gateway.keys import KeyRing
 from services.gateway.openai import models
-from services.gateway.openai.answer import Job, collect
+from services.gateway.openai.answer import Parse
 from services.gateway.openai.chat import parse_chat
 from services.gateway.openai.completions import parse_completion
-from services.gateway.openai.decode import Caller
-from services.gateway.openai.errors import envelope, error_response, http_error_response
-from services.gateway.openai.fanout import start_all
+from services.gateway.openai.errors import error_response, http_error_response
 from services.gateway.openai.generate import parse_generate
-from services.gateway.sse import KEEPALIVE_SECONDS, EventStream, json_event
-
-log = logging.getLogger(__name__)
-
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+from services.gateway.spans import TraceCalls
+from services.gateway.sse import KEEPALIVE_SECONDS
 
 
 def build_app(
@@ -60,19 +52,18 @@ def build_app(
     config: GatewayConfig,
     registry: CollectorRegistry,
     keys: KeyRing | None = None,
+    tracing: Tracing | None = None,
     *,
     keepalive: float = KEEPALIVE_SECONDS,
 ) -> ASGIApp:
     """The application; `keepalive` is how long a stream may be silent, in seconds."""
     limits = BodyLimits(config.max_body_bytes, config.max_json_depth)
 
-    def generating(path: str, parse: Callable[[bytes, Caller], Job]) -> Route:
+    def generating(path: str, parse: Parse) -> Route:
         endpoint = GenerationEndpoint(gateway, parse, limits, keepalive)
         return Route(path, endpoint, methods=["POST"])
 
-    def parse_prompts(raw: bytes, caller: Caller) -> Job:
-        return parse_completion(raw, caller, max_choices=config.max_requests)
-
+    parse_prompts = partial(parse_completion, max_choices=config.max_requests)
     app = Starlette(
         routes=[
             generating("/v1/chat/completions", parse_chat),
@@ -88,99 +79,13 @@ def build_app(
         },
     )
     app.router.redirect_slashes = False
-    guarded = RequireKey(app, KeyRing() if keys is None else keys)
+    guarded: ASGIApp = RequireKey(app, KeyRing() if keys is None else keys)
+    if tracing is not None and tracing.enabled:
+        called = [route.path for route in app.routes if isinstance(route, Route)]
+        paths = [path for path in called if path.startswith("/v1/") or path == "/generate"]
+        guarded = TraceCalls(guarded, tracing, paths)
     # Outside Starlette's own handlers, whose answers need ids too.
     return RequestIds(with_cors(guarded, config.cors_origins))
-
-
-class GenerationEndpoint:
-    """One endpoint that generates: reads, parses, starts, and streams or collects."""
-
-    def __init__(
-        self,
-        gateway: Gateway,
-        parse: Callable[[bytes, Caller], Job],
-        limits: BodyLimits,
-        keepalive: float,
-    ) -> None:
-        self._gateway = gateway
-        self._parse = parse
-        self._limits = limits
-        self._keepalive = keepalive
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raw = await read_body(scope, receive, self._limits)
-        job = self._parse(raw, caller_of(scope))
-        stream = EventStream(send, keepalive=self._keepalive)
-        error = await while_connected(
-            receive,
-            self._serve(job, stream, scope, receive, send),
-            until_tick=stream.until_keepalive,
-            tick=stream.keep_alive,
-        )
-        if error is None:
-            return
-        if not isinstance(error, ShoalError):
-            _log_fault(scope, error)
-            error = InternalError("internal error")
-        if not stream.started:
-            raise error  # the application's handlers answer with a status
-        # As vLLM: the error as an event, no finish_reason, and [DONE], so that clients
-        # which wait for it do not hang on a connection that a proxy keeps open.
-        await stream.end(json_event(envelope(error)))
-
-    async def _serve(
-        self, job: Job, stream: EventStream, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        generation = await start_all(self._gateway, job.requests)
-        try:
-            answer = job.answer(self._gateway, generation)
-            choices = []
-            if job.stream:
-                await stream.start()
-                async for chunk in generation:
-                    events = await answer.events(chunk)
-                    if events:
-                        await stream.write(events)
-            else:
-                choices = await collect(generation)
-        finally:
-            await generation.aclose()
-        # Given up before the last byte: after it the client counts as gone.
-        if job.stream:
-            await stream.end(answer.last_events(generation.usage))
-        else:
-            body = await answer.body(choices, generation.usage)
-            await Response(body, media_type="application/json")(scope, receive, send)
-
-
-def caller_of(scope: Scope) -> Caller:
-    """What the headers say.
-
-    Raises:
-        InvalidRequest: if X-Request-Timeout is no number of seconds.
-    """
-    headers = Headers(scope=scope)
-    timeout = headers.get("x-request-timeout")
-    traceparent = headers.get("traceparent", "")
-    return Caller(
-        request_id=scope["state"]["request_id"],
-        timeout=None if timeout is None else _seconds(timeout),
-        traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
-        tenant=scope["state"].get("tenant", ""),
-    )
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not seconds > 0:
-        raise InvalidRequest(
-            "the header X-Request-Timeout must be a number of seconds above 0", param="timeout"
-        )
-    return seconds
 
 
 def _model_routes(gateway: Gateway, limits: BodyLimits) -> list[Route]:
@@ -231,6 +136,11 @@ def _operator_routes(
     livez, readyz = probe_routes(gateway)
 
     async def metrics(request: Request) -> Response:
+        if config.reuse_port:
+            raise ModelNotFound(
+                "several gateways share this port and each has metrics of its own, at its"
+                " --admin-address"
+            )
         return metrics_response(registry)
 
     async def server_info(request: Request) -> Response:
@@ -270,15 +180,5 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_fault(request: Request, error: Exception) -> Response:
-    _log_fault(request.scope, error)
+    log_fault(request.scope, error)
     return error_response(InternalError("internal error"))
-
-
-def _log_fault(scope: Scope, error: BaseException) -> None:
-    log.error(
-        "fault in %s %s",
-        scope["method"],
-        scope["path"],
-        exc_info=error,
-        extra={"request_id": scope["state"]["request_id"]},
-    )

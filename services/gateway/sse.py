@@ -1,12 +1,14 @@
 """Server-sent events over raw ASGI: framing, and the life of one event stream.
 
-Nothing here knows what the events say, but that the last one is [DONE].
+Nothing here knows what the events say.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 from starlette.types import Send
@@ -32,8 +34,15 @@ _UNICODE_LINE_ENDS = (
 def json_text(text: str) -> bytes:
     """Text as a JSON string that stays on one line for every reader of lines."""
     data = msgspec.json.encode(text)
-    if text.isascii():
-        return data
+    return data if text.isascii() else _one_line(data)
+
+
+def json_object(fields: Mapping[str, Any]) -> bytes:
+    """An object as JSON that stays on one line for every reader of lines."""
+    return _one_line(msgspec.json.encode(fields))
+
+
+def _one_line(data: bytes) -> bytes:
     for raw, escaped in _UNICODE_LINE_ENDS:
         data = data.replace(raw, escaped)
     return data
@@ -79,10 +88,9 @@ class EventStream:
         self._last_write = self._clock()
 
     async def end(self, events: bytes = b"") -> None:
-        """Sends the last events and [DONE], and closes the response."""
+        """Sends the last events, and closes the response."""
         self.ended = True
-        body = events + DONE
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        await self._send({"type": "http.response.body", "body": events, "more_body": False})
 
     def until_keepalive(self) -> float:
         """Seconds until a silent stream should show a sign of life."""

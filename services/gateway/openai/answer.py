@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
 
+from services.common.errors import ShoalError
 from services.gateway.domain import (
     Chunk,
     FinishReason,
@@ -22,7 +23,10 @@ from services.gateway.domain import (
     TokenLogprobs,
     Usage,
 )
+from services.gateway.openai.decode import Caller
+from services.gateway.openai.errors import envelope
 from services.gateway.openai.fanout import FanOut
+from services.gateway.sse import DONE, json_event
 
 
 @dataclass(slots=True)
@@ -67,12 +71,20 @@ async def collect(generation: FanOut) -> list[Choice]:
 class Answer(Protocol):
     """How one endpoint writes an answer."""
 
+    def first_events(self) -> bytes:
+        """What a stream begins with, before any chunk; may be empty."""
+        ...
+
     async def events(self, chunk: Chunk) -> bytes:
         """The events of a chunk; empty if it has nothing to tell."""
         ...
 
     def last_events(self, usage: Usage) -> bytes:
-        """What follows the last chunk, before [DONE]."""
+        """What follows the last chunk and ends the stream."""
+        ...
+
+    def failure(self, error: ShoalError) -> bytes:
+        """What ends the stream when the rest of the answer cannot be had."""
         ...
 
     async def body(self, choices: Sequence[Choice], usage: Usage) -> bytes:
@@ -119,17 +131,36 @@ class Head:
         return b"data: " + msgspec.json.encode(self.fields())[:-1]
 
 
-def usage_fields(usage: Usage) -> dict[str, Any]:
-    """`usage` as the API has it; at least one prompt token always counts as computed."""
-    cached = min(usage.cached_tokens, max(usage.prompt_tokens - 1, 0))
-    return {
+# Reads a body, which it may take from others' hands as long as it needs.
+Parse = Callable[[bytes, Caller, Gateway], Awaitable[Job]]
+
+
+def cached_tokens(usage: Usage) -> int:
+    """How much of the prompt was found in a cache; at least one token always is computed."""
+    return min(usage.cached_tokens, max(usage.prompt_tokens - 1, 0))
+
+
+def usage_fields(usage: Usage, *, reasoning_tokens: int | None = None) -> dict[str, Any]:
+    """`usage` as the API has it; None says nothing of reasoning."""
+    fields: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached},
+        "prompt_tokens_details": {"cached_tokens": cached_tokens(usage)},
     }
+    if reasoning_tokens is not None:
+        fields["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+    return fields
 
 
-def usage_event(prefix: bytes, usage: Usage) -> bytes:
+def usage_event(prefix: bytes, usage: Mapping[str, Any]) -> bytes:
     """The event with the counts and no choices."""
-    return prefix + b',"choices":[],"usage":' + msgspec.json.encode(usage_fields(usage)) + b"}\n\n"
+    return prefix + b',"choices":[],"usage":' + msgspec.json.encode(usage) + b"}\n\n"
+
+
+def failure_events(error: ShoalError) -> bytes:
+    """The end of a stream that failed: the error, no finish_reason, and [DONE].
+
+    As vLLM: clients that wait for [DONE] would hang on a connection that a proxy keeps open.
+    """
+    return json_event(envelope(error)) + DONE

@@ -7,9 +7,16 @@ from typing import Any
 
 import msgspec
 
-from services.common.errors import InvalidRequest
+from services.common.errors import InvalidRequest, ShoalError
 from services.gateway.domain import Chunk, Gateway, Prompt, TextPrompt, TokenPrompt, Usage
-from services.gateway.openai.answer import Choice, Head, Job, usage_event, usage_fields
+from services.gateway.openai.answer import (
+    Choice,
+    Head,
+    Job,
+    failure_events,
+    usage_event,
+    usage_fields,
+)
 from services.gateway.openai.decode import (
     Caller,
     decode,
@@ -21,14 +28,16 @@ from services.gateway.openai.decode import (
 from services.gateway.openai.fanout import FanOut
 from services.gateway.openai.logprobs import CompletionLogprobs, join
 from services.gateway.openai.schema import CompletionBody
-from services.gateway.sse import json_text
+from services.gateway.sse import DONE, json_text
 from services.gateway.validate import MAX_CHOICES
 
 DEFAULT_MAX_TOKENS = 16
 MAX_LOGPROBS = 5
 
 
-def parse_completion(raw: bytes, caller: Caller, *, max_choices: int) -> Job:
+async def parse_completion(
+    raw: bytes, caller: Caller, gateway: Gateway, *, max_choices: int
+) -> Job:
     """Decodes and checks a body; `max_choices` bounds prompts times n.
 
     Raises:
@@ -115,6 +124,9 @@ class CompletionAnswer:
         self._scores: dict[int, CompletionLogprobs] = {}  # choice -> where its offsets stand
         self._echoes: dict[int, str] = {}  # prompt -> its text
 
+    def first_events(self) -> bytes:
+        return b""
+
     async def events(self, chunk: Chunk) -> bytes:
         """The events of a chunk: the echoed prompt if it is the choice's first, and itself."""
         index = chunk.index
@@ -134,7 +146,12 @@ class CompletionAnswer:
         return before + start + json_text(chunk.text) + await self._detailed_end(chunk)
 
     def last_events(self, usage: Usage) -> bytes:
-        return usage_event(self._event, self._counted(usage)) if self._usage else b""
+        if not self._usage:
+            return DONE
+        return usage_event(self._event, usage_fields(self._counted(usage))) + DONE
+
+    def failure(self, error: ShoalError) -> bytes:
+        return failure_events(error)
 
     async def body(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         answer = self._head.fields()

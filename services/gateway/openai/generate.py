@@ -9,17 +9,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from services.common.errors import InvalidRequest
-from services.gateway.domain import Chunk, Prompt, TextPrompt, TokenPrompt, Usage
-from services.gateway.openai.answer import Choice, Job, usage_fields
+from services.common.errors import InvalidRequest, ShoalError
+from services.gateway.domain import Chunk, Gateway, Prompt, TextPrompt, TokenPrompt, Usage
+from services.gateway.openai.answer import Choice, Job, failure_events, usage_fields
 from services.gateway.openai.decode import Caller, decode, generation_request, integer, sampling
 from services.gateway.openai.schema import GenerateBody
-from services.gateway.sse import text_event
+from services.gateway.sse import DONE, text_event
 
 DEFAULT_MAX_TOKENS = 16
 
 
-def parse_generate(raw: bytes, caller: Caller) -> Job:
+async def parse_generate(raw: bytes, caller: Caller, gateway: Gateway) -> Job:
     """Decodes and checks a body.
 
     Raises:
@@ -45,11 +45,17 @@ def parse_generate(raw: bytes, caller: Caller) -> Job:
 class TextAnswer:
     """Writes bare text, or one object with the text, its ids and the counts."""
 
+    def first_events(self) -> bytes:
+        return b""
+
     async def events(self, chunk: Chunk) -> bytes:
         return text_event(chunk.text) if chunk.text else b""
 
     def last_events(self, usage: Usage) -> bytes:
-        return b""
+        return DONE
+
+    def failure(self, error: ShoalError) -> bytes:
+        return failure_events(error)
 
     async def body(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         choice = choices[0]

@@ -2,8 +2,7 @@
 
 A field is one of four kinds. *Supported* fields have a type. *Ignored* ones are not
 declared, and have no effect on the result: `user`, `metadata`, `store`, `service_tier`,
-`safety_identifier`, `prompt_cache_key`, `prompt_cache_retention`, `parallel_tool_calls`
-(without tools there is nothing to run in parallel), `include_reasoning`,
+`safety_identifier`, `prompt_cache_key`, `prompt_cache_retention`, `include_reasoning`,
 `spaces_between_special_tokens`, and whatever no API knows. *Refused* ones (the tables
 at the end) would change the result and are not built: any value but the harmless ones
 is an error naming the field. And `null` is the same as absent everywhere.
@@ -141,6 +140,7 @@ class ChatBody(OpenAIBody, kw_only=True):
     top_logprobs: Integer | None = None
     reasoning_effort: str | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
 
     audio: Any = None
     chat_template: Any = None

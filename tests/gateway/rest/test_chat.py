@@ -406,9 +406,6 @@ async def test_bad_value_names_its_field(
     ("fields", "param"),
     [
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"tools": [{"type": "function"}], "tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function"}}, "tool_choice"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"guided_json": {}}, "guided_json"),
         ({"guided_regex": "a+"}, "guided_regex"),

@@ -102,8 +102,8 @@ async def test_prompts_times_n(client: httpx.AsyncClient, gateway: FakeGateway) 
 
 
 @pytest.mark.parametrize("prompt", ["x", [1]])
-def test_too_many_prompts_are_counted_before_anything_is_made_of_them(
-    monkeypatch: pytest.MonkeyPatch, prompt: Any
+async def test_too_many_prompts_are_counted_before_anything_is_made_of_them(
+    monkeypatch: pytest.MonkeyPatch, gateway: FakeGateway, prompt: Any
 ) -> None:
     def forbidden(*arguments: object) -> None:
         raise AssertionError("a request was made of a prompt")
@@ -113,16 +113,16 @@ def test_too_many_prompts_are_counted_before_anything_is_made_of_them(
     monkeypatch.setattr(completions, "TokenPrompt", forbidden)
     body = json.dumps(completion_body(prompt=[prompt] * 9)).encode()
     with pytest.raises(InvalidRequest, match="prompts times n must be at most 8"):
-        completions.parse_completion(body, Caller("id"), max_choices=8)
+        await completions.parse_completion(body, Caller("id"), gateway, max_choices=8)
 
 
-def test_prompts_times_n_are_counted_before_they_are_checked(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_prompts_times_n_are_counted_before_they_are_checked(
+    monkeypatch: pytest.MonkeyPatch, gateway: FakeGateway
 ) -> None:
     monkeypatch.setattr(completions, "generation_request", None)
     body = json.dumps(completion_body(prompt=["x", "y"], n=5)).encode()
     with pytest.raises(InvalidRequest, match="prompts times n must be at most 8"):
-        completions.parse_completion(body, Caller("id"), max_choices=8)
+        await completions.parse_completion(body, Caller("id"), gateway, max_choices=8)
 
 
 @pytest.mark.parametrize("prompt", ["hi", [ord("h"), ord("i")]])

@@ -101,7 +101,7 @@ async def test_fault_tells_nothing_but_is_logged(
     stream = await client.post(CHAT, json=chat_body(stream=True))
     assert events(stream)[-1]["error"]["message"] == "internal error"
     assert "secret" not in response.text + stream.text
-    faults = [record for record in caplog.records if record.name == "services.gateway.http"]
+    faults = [record for record in caplog.records if record.name == "services.gateway.generating"]
     assert len(faults) == 2
     assert all(record.exc_info for record in faults)
 

@@ -1,0 +1,133 @@
+"""One REST call that generates: read, parse, start, then stream or collect.
+
+What bodies mean and what answers look like is the business of the `Parse` function and
+of the `Answer` that it leads to.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from services.common.errors import InternalError, InvalidRequest, ShoalError
+from services.gateway.asgi import BodyLimits, read_body, while_connected
+from services.gateway.domain import Gateway
+from services.gateway.openai.answer import Answer, Parse, collect
+from services.gateway.openai.decode import Caller
+from services.gateway.openai.fanout import start_all
+from services.gateway.spans import trace_of
+from services.gateway.sse import EventStream
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """One call and its way back; it has an answer once workers have accepted it."""
+
+    scope: Scope
+    receive: Receive
+    send: Send
+    stream: EventStream
+    answer: Answer | None = None
+
+
+class GenerationEndpoint:
+    """One endpoint that generates; `keepalive` is how long a stream may be silent, in seconds."""
+
+    def __init__(
+        self, gateway: Gateway, parse: Parse, limits: BodyLimits, keepalive: float
+    ) -> None:
+        self._gateway = gateway
+        self._parse = parse
+        self._limits = limits
+        self._keepalive = keepalive
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raw = await read_body(scope, receive, self._limits)
+        stream = EventStream(send, keepalive=self._keepalive)
+        exchange = _Exchange(scope, receive, send, stream)
+        error = await while_connected(
+            receive,
+            self._serve(raw, caller_of(scope), exchange),
+            until_tick=stream.until_keepalive,
+            tick=stream.keep_alive,
+        )
+        if error is None:
+            return
+        if not isinstance(error, ShoalError):
+            log_fault(scope, error)
+            error = InternalError("internal error")
+        if exchange.answer is None or not stream.started:
+            raise error  # the application's handlers answer with a status
+        await stream.end(exchange.answer.failure(error))
+
+    async def _serve(self, raw: bytes, caller: Caller, exchange: _Exchange) -> None:
+        job = await self._parse(raw, caller, self._gateway)
+        generation = await start_all(self._gateway, job.requests)
+        stream = exchange.stream
+        try:
+            answer = exchange.answer = job.answer(self._gateway, generation)
+            choices = []
+            if job.stream:
+                await stream.start()
+                if first := answer.first_events():
+                    await stream.write(first)
+                async for chunk in generation:
+                    events = await answer.events(chunk)
+                    if events:
+                        await stream.write(events)
+            else:
+                choices = await collect(generation)
+        finally:
+            await generation.aclose()
+        # Given up before the last byte: after it the client counts as gone.
+        if job.stream:
+            await stream.end(answer.last_events(generation.usage))
+        else:
+            body = await answer.body(choices, generation.usage)
+            response = Response(body, media_type="application/json")
+            await response(exchange.scope, exchange.receive, exchange.send)
+
+
+def caller_of(scope: Scope) -> Caller:
+    """What the headers say.
+
+    Raises:
+        InvalidRequest: if X-Request-Timeout is no number of seconds.
+    """
+    timeout = Headers(scope=scope).get("x-request-timeout")
+    return Caller(
+        request_id=scope["state"]["request_id"],
+        timeout=None if timeout is None else _seconds(timeout),
+        trace=trace_of(scope),
+        tenant=scope["state"].get("tenant", ""),
+    )
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0:
+        raise InvalidRequest(
+            "the header X-Request-Timeout must be a number of seconds above 0", param="timeout"
+        )
+    return seconds
+
+
+def log_fault(scope: Scope, error: BaseException) -> None:
+    """Logs what no request should lead to, with the request's id."""
+    log.error(
+        "fault in %s %s",
+        scope["method"],
+        scope["path"],
+        exc_info=error,
+        extra={"request_id": scope["state"]["request_id"]},
+    )
