@@ -109,12 +109,18 @@ class EncodeRequest(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     RETURN_TOKEN_STRS_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    TRACESTATE_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Plain text, encoded with the tokenizer's own BOS rule."""
     add_special_tokens: _builtins.bool
     """With text: add BOS and the like, as the tokenizer is configured. Default true."""
     return_token_strs: _builtins.bool
     """Return the text of each token too."""
+    traceparent: _builtins.str
+    """W3C trace context of the request that this is for."""
+    tracestate: _builtins.str
+    """W3C trace state, passed on with it."""
     @_builtins.property
     def chat(self) -> _common_pb2.ChatPrompt:
         """A conversation, rendered by the chat template and encoded."""
@@ -131,10 +137,12 @@ class EncodeRequest(_message.Message):
         token_ids: _common_pb2.TokenIds | None = ...,
         add_special_tokens: _builtins.bool | None = ...,
         return_token_strs: _builtins.bool = ...,
+        traceparent: _builtins.str = ...,
+        tracestate: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "input", b"input", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "input", b"input", "return_token_strs", b"return_token_strs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "input", b"input", "return_token_strs", b"return_token_strs", "text", b"text", "token_ids", b"token_ids", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -213,7 +221,9 @@ Global___TokenizerSessionRequest: _TypeAlias = TokenizerSessionRequest  # noqa: 
 
 @_typing.final
 class EncodeJob(_message.Message):
-    """One encode of a session."""
+    """One encode of a session. A session may have 16,384 in flight; one beyond is answered
+    with OVERLOADED.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -523,7 +533,10 @@ Global___DetokenizerSessionRequest: _TypeAlias = DetokenizerSessionRequest  # no
 
 @_typing.final
 class OpenText(_message.Message):
-    """The start of one text."""
+    """The start of one text. A session may have 16,384 open ones; what cannot be opened
+    ends at once with an error: OVERLOADED beyond that number, INVALID_ARGUMENT for an
+    empty stop string.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -531,13 +544,21 @@ class OpenText(_message.Message):
     OPTIONS_FIELD_NUMBER: _builtins.int
     REPLAY_IDS_FIELD_NUMBER: _builtins.int
     SKIP_CHARS_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    TRACESTATE_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
-    """Names the text; unique among the open ones of this session."""
+    """Names the text; unique among the open ones of this session, whose text it replaces
+    if it is not.
+    """
     skip_chars: _builtins.int
     """How many characters (Unicode code points) the gateway already has."""
+    traceparent: _builtins.str
+    """W3C trace context of the request that this is for."""
+    tracestate: _builtins.str
+    """W3C trace state, passed on with it."""
     @_builtins.property
     def options(self) -> _common_pb2.TextOptions:
-        """Stop strings and rendering."""
+        """Stop strings, none empty, and rendering."""
 
     @_builtins.property
     def replay_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -552,10 +573,12 @@ class OpenText(_message.Message):
         options: _common_pb2.TextOptions | None = ...,
         replay_ids: _abc.Iterable[_builtins.int] | None = ...,
         skip_chars: _builtins.int = ...,
+        traceparent: _builtins.str = ...,
+        tracestate: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "options", b"options", "replay_ids", b"replay_ids", "skip_chars", b"skip_chars"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "options", b"options", "replay_ids", b"replay_ids", "skip_chars", b"skip_chars", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -641,7 +664,7 @@ class EndedText(_message.Message):
     """With a match: how many ids, from the first, the match needed."""
     @_builtins.property
     def error(self) -> _common_pb2.Error:
-        """Set if the text could not be decoded."""
+        """Set if the text could not be opened or decoded."""
 
     def __init__(
         self,

@@ -64,6 +64,7 @@ class Submit(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    TRACESTATE_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """Names the request; unique among the live ones of this session. Frames use it."""
     request_id: _builtins.str
@@ -76,6 +77,8 @@ class Submit(_message.Message):
     """W3C trace context."""
     cache_salt: _builtins.str
     """Prefixes are shared only among requests with the same salt."""
+    tracestate: _builtins.str
+    """W3C trace state, passed on with it."""
     @_builtins.property
     def prompt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt; at least one id."""
@@ -102,10 +105,11 @@ class Submit(_message.Message):
         priority: _builtins.int = ...,
         traceparent: _builtins.str = ...,
         cache_salt: _builtins.str = ...,
+        tracestate: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms", "deadline_ms", b"deadline_ms", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms", "cache_salt", b"cache_salt", "deadline_ms", b"deadline_ms", "handle", b"handle", "priority", b"priority", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "resume_ids", b"resume_ids", "sampling", b"sampling", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms", "cache_salt", b"cache_salt", "deadline_ms", b"deadline_ms", "handle", b"handle", "priority", b"priority", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "resume_ids", b"resume_ids", "sampling", b"sampling", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deadline_ms: _TypeAlias = _typing.Literal["deadline_ms"]  # noqa: Y015
     _WhichOneofArgType__deadline_ms: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms"]  # noqa: Y015

@@ -164,6 +164,11 @@ class EmbeddedServer(uvicorn.Server):
         if value:
             self._exit.set()
 
+    def stop_listening(self) -> None:
+        """Takes no new connections; those that are open go on."""
+        for server in self.servers:
+            server.close()
+
     async def main_loop(self) -> None:
         """Waits; uvicorn's own loop ticks ten times a second."""
         await self._exit.wait()

@@ -12,13 +12,32 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from services.common.errors import Unavailable
+from services.common.errors import ShoalError, Unavailable
 from services.common.rpc import Outbox
 
 FLUSH_SECONDS = 1.0  # for the last messages of a session that ends in order
 
 Q = TypeVar("Q", bound=Message)
 A = TypeVar("A", bound=Message)
+
+
+def in_time(
+    write: Callable[[A], Awaitable[None]], seconds: float, lost: type[ShoalError] = Unavailable
+) -> Callable[[A], Awaitable[None]]:
+    """A writer that raises `lost` for a client which takes nothing of a message.
+
+    For the status to go out, the call's initial metadata must have been written whole:
+    with a message that a client took, or apart.
+    """
+
+    async def write_in_time(message: A) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await write(message)
+        except TimeoutError:
+            raise lost(f"the client read nothing for {seconds:g} s")
+
+    return write_in_time
 
 
 async def serve_client(
@@ -36,15 +55,8 @@ async def serve_client(
     the client says or reads nothing for `peer_timeout` seconds, and what `receive`, `write`
     and `ended` raise.
     """
-
-    async def write_in_time(message: A) -> None:
-        try:
-            async with asyncio.timeout(peer_timeout):
-                await write(message)
-        except TimeoutError:
-            raise Unavailable(f"the client read nothing for {peer_timeout:g} s")
-
-    await run_session(outbox, write_in_time, ended, _read(requests, receive, peer_timeout))
+    reader = _read(requests, receive, peer_timeout)
+    await run_session(outbox, in_time(write, peer_timeout), ended, reader)
 
 
 async def run_session(

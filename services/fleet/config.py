@@ -15,6 +15,8 @@ from services.tokenizer.config import TokenizerConfig
 from services.worker.config import WorkerConfig
 
 _FLEET = "fleet"
+# Of the services behind the gateway: only this machine reaches their unix sockets.
+_NO_TLS = {"tls_cert": "", "tls_key": "", "tls_ca": ""}
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,25 @@ class FleetConfig:
     port: int = borrow(GatewayConfig, "port")
     grpc_port: int = borrow(GatewayConfig, "grpc_port")
     hold_timeout: float = borrow(GatewayConfig, "hold_timeout", group="server")
+    routing: str = borrow(GatewayConfig, "routing", group="server")
+    max_worker_sessions: int = borrow(GatewayConfig, "max_worker_sessions", group="server")
+    admission_queue: int = borrow(GatewayConfig, "admission_queue", group="server")
+    tenant_weights: tuple[str, ...] = borrow(GatewayConfig, "tenant_weights", group="server")
     drain_timeout: float = borrow(
         GatewayConfig, "drain_timeout", help="seconds that open streams get when the fleet stops"
     )
     log_level: str = borrow(GatewayConfig, "log_level")
     log_format: str = borrow(GatewayConfig, "log_format")
 
+    api_key: tuple[str, ...] = borrow(GatewayConfig, "api_key")
+    api_key_file: str = borrow(GatewayConfig, "api_key_file")
+    cors_origins: tuple[str, ...] = borrow(GatewayConfig, "cors_origins")
+    otlp_endpoint: str = borrow(GatewayConfig, "otlp_endpoint")
+    tls_cert: str = borrow(GatewayConfig, "tls_cert")
+    tls_key: str = borrow(GatewayConfig, "tls_key")
+    tls_ca: str = borrow(GatewayConfig, "tls_ca")
+
+    gateways: int = option(1, "gateway processes, which share the ports", group=_FLEET)
     workers: int = option(1, "worker processes, each with a copy of the model", group=_FLEET)
     tokenizers: int = option(1, "tokenizer processes", group=_FLEET)
     detokenizers: int = option(
@@ -65,7 +80,7 @@ class FleetConfig:
     num_pages: int = borrow(WorkerConfig, "num_pages")
 
     def __post_init__(self) -> None:
-        for name, least in (("workers", 1), ("tokenizers", 1), ("detokenizers", 0)):
+        for name, least in (("gateways", 1), ("workers", 1), ("tokenizers", 1), ("detokenizers", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"--{name} must be at least {least}")
         if not 0 <= self.port <= 65535:
@@ -76,6 +91,7 @@ class FleetConfig:
             raise ValueError(f"--port and --grpc-port are both {self.port}")
         if self.drain_timeout < 0 or self.hold_timeout < 0:
             raise ValueError("--drain-timeout and --hold-timeout must not be negative")
+        share(GatewayConfig, self)
         share(WorkerConfig, self)  # its own checks, before anything is started
 
     def worker(self, address: str, admin_address: str) -> WorkerConfig:
@@ -87,19 +103,29 @@ class FleetConfig:
             address=address,
             admin_address=admin_address,
             num_threads=max(1, available_cores() // ranks),
+            **_NO_TLS,
         )
 
     def tokenizer(self, address: str, admin_address: str) -> TokenizerConfig:
         """The configuration of one tokenizer or detokenizer."""
-        return share(TokenizerConfig, self, address=address, admin_address=admin_address)
+        return share(TokenizerConfig, self, address=address, admin_address=admin_address, **_NO_TLS)
 
     def gateway(
-        self, *, workers: list[str], tokenizers: list[str], detokenizers: list[str]
+        self,
+        name: str,
+        admin_address: str,
+        *,
+        workers: list[str],
+        tokenizers: list[str],
+        detokenizers: list[str],
     ) -> GatewayConfig:
-        """The gateway's configuration, given its peers' addresses."""
+        """A gateway's configuration, given its peers' addresses."""
         return share(
             GatewayConfig,
             self,
+            admin_address=admin_address,
+            gateway_id=name,
+            reuse_port=self.gateways > 1,
             worker_addresses=tuple(workers),
             tokenizer_addresses=tuple(tokenizers),
             detokenizer_addresses=tuple(detokenizers),

@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import errno
 import logging
-import socket
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import httpx
-
 from services.common.errors import StartupError
 from services.common.process import child_environment
 from services.fleet.config import FleetConfig
 from services.fleet.display import Display, SilentDisplay
+from services.fleet.ports import SharedPort, port_of, require_free
 from services.fleet.plan import Role, ServiceSpec, plan_fleet, service_environment
-from services.fleet.probes import GatewayProbe, HealthProbe, WorkerProbe, wait_readyz
+from services.fleet.probes import (
+    GatewayProbe,
+    HealthProbe,
+    WorkerProbe,
+    admin_client,
+    wait_readyz,
+)
 from services.fleet.run_dir import ProcessInfo, RunDir
 from services.fleet.service import Probe, Service
 
@@ -65,14 +68,16 @@ class LocalFleet:
         self._services: list[Service] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._run_dir: RunDir | None = None
+        self._shared_ports: list[SharedPort] = []
         self._changed = asyncio.Condition()
         self._notifier: asyncio.Task[None] | None = None
         self._written: list[ProcessInfo] = []
 
     @property
     def url(self) -> str:
-        """The base of the OpenAI API, `http://host:port/v1`."""
-        return f"http://{self._http_address}/v1"
+        """The base of the OpenAI API, `http://host:port/v1`, or https."""
+        scheme = "https" if self.config.tls_cert else "http"
+        return f"{scheme}://{self._http_address}/v1"
 
     @property
     def grpc_address(self) -> str:
@@ -103,16 +108,17 @@ class LocalFleet:
                 is left running.
         """
         for port in (self.config.port, self.config.grpc_port):
-            _require_free(self.config.host, port)
+            require_free(self.config.host, port)
         self._run_dir = RunDir.open(self.config.run_dir)
         try:
+            self._share_ports()
             specs = self._plan(self.config, self._run_dir.path)
             environment = service_environment(child_environment())
             self._services = [
                 Service(
                     spec,
                     self._probe(spec.role),
-                    environment,
+                    {**environment, **spec.environment},
                     on_change=self._on_change,
                     on_output=self._display.line,
                 )
@@ -135,8 +141,10 @@ class LocalFleet:
     async def ready(self) -> None:
         """Returns when every service is ready and the gateway says that it can serve."""
         await self._or_failure(self._all_ready())
-        async with httpx.AsyncClient(trust_env=False) as client:
-            await self._or_failure(wait_readyz(client, self._http_address))
+        gateways = [service for service in self._services if service.spec.role == "gateway"]
+        for gateway in gateways:
+            async with admin_client(gateway.spec.admin_address) as client:
+                await self._or_failure(wait_readyz(client))
 
     async def replaced(self, name: str, pid: int) -> None:
         """Returns when `name` runs in another process than `pid` and all is ready again."""
@@ -200,12 +208,23 @@ class LocalFleet:
             wanted.cancel()
             await asyncio.gather(wanted, return_exceptions=True)
 
+    def _share_ports(self) -> None:
+        """Takes the ports, free ones where none was asked for, if several gateways share them."""
+        if self.config.gateways == 1:
+            return
+        for name in ("port", "grpc_port"):
+            number = getattr(self.config, name)
+            if number >= 0:
+                shared = SharedPort(self.config.host, number)
+                self._shared_ports.append(shared)
+                self.config = dataclasses.replace(self.config, **{name: shared.number})
+
     def _pin_gateway(self) -> None:
         """Has a restarted gateway listen where the first one did, whatever ports were asked for."""
         assert self._gateway.addresses is not None
-        ports = [f"--port={_port(self._gateway.addresses.http)}"]
+        ports = [f"--port={port_of(self._gateway.addresses.http)}"]
         if self._gateway.addresses.grpc:
-            ports.append(f"--grpc-port={_port(self._gateway.addresses.grpc)}")
+            ports.append(f"--grpc-port={port_of(self._gateway.addresses.grpc)}")
         for service in self._services:
             if service.spec.role == "gateway":
                 command = (*service.spec.command, *ports)
@@ -215,12 +234,13 @@ class LocalFleet:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._notifier is not None:
             await self._notifier
+        for shared in self._shared_ports:
+            shared.close()
         if self._run_dir is not None:
             self._run_dir.close()
 
     def _info(self, service: Service) -> ProcessInfo:
         spec = service.spec
-        http = self._gateway.addresses.http if self._gateway.addresses else ""
         gateway = spec.role == "gateway"
         return ProcessInfo(
             name=spec.name,
@@ -228,7 +248,7 @@ class LocalFleet:
             pid=service.pid,
             state=service.state.value,
             address=self.grpc_address if gateway else spec.address,
-            admin_address=http if gateway else spec.admin_address,
+            admin_address=spec.admin_address,
         )
 
     def _on_change(self) -> None:
@@ -242,24 +262,3 @@ class LocalFleet:
     async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
-
-
-def _require_free(host: str, port: int) -> None:
-    """Raises StartupError if something listens on the port, or the host is not this machine's."""
-    if port <= 0:
-        return
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise StartupError(
-                    f"port {port} on {host} is in use; choose another with --port or --grpc-port"
-                )
-            raise StartupError(f"cannot listen on {host}:{port}: {error.strerror or error}")
-
-
-def _port(address: str) -> str:
-    return address.rpartition(":")[2]

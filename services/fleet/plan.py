@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from services.common.config import env_name, to_argv
+from services.common.config import env_name, secret_environment, to_argv
 from services.common.errors import StartupError
 from services.fleet.config import FleetConfig
 
@@ -27,6 +28,8 @@ class ServiceSpec:
     command: tuple[str, ...]
     address: str = ""  # gRPC; empty for the gateway, which tells its own
     admin_address: str = ""
+    # Its secrets, as variables: everybody on the machine can read a command.
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def plan_fleet(config: FleetConfig, run_dir: Path) -> list[ServiceSpec]:
@@ -44,12 +47,24 @@ def plan_fleet(config: FleetConfig, run_dir: Path) -> list[ServiceSpec]:
         )
     }
     addresses = {role: [_socket(run_dir, name) for name in names[role]] for role in names}
-    gateway = config.gateway(
-        workers=addresses["worker"],
-        tokenizers=addresses["tokenizer"],
-        detokenizers=addresses["detokenizer"],
-    )
-    specs = [ServiceSpec("gateway", "gateway", command_of("gateway", gateway))]
+    specs = []
+    for name in gateway_names(config.gateways):
+        gateway = config.gateway(
+            name,
+            _socket(run_dir, f"{name}.admin"),
+            workers=addresses["worker"],
+            tokenizers=addresses["tokenizer"],
+            detokenizers=addresses["detokenizer"],
+        )
+        specs.append(
+            ServiceSpec(
+                name,
+                "gateway",
+                command_of("gateway", gateway),
+                admin_address=gateway.admin_address,
+                environment=secret_environment(gateway),
+            )
+        )
     for role in ("tokenizer", "detokenizer", "worker"):
         for name, address in zip(names[role], addresses[role], strict=True):
             admin = _socket(run_dir, f"{name}.admin")
@@ -59,8 +74,16 @@ def plan_fleet(config: FleetConfig, run_dir: Path) -> list[ServiceSpec]:
     return specs
 
 
+def gateway_names(count: int) -> list[str]:
+    """The names of a fleet's gateways; a lone one needs no number."""
+    return ["gateway"] if count == 1 else [f"gateway-{index}" for index in range(count)]
+
+
 def command_of(role: Role, config: Any) -> tuple[str, ...]:
-    """The command that starts a service: `shoal ROLE`, which is what a container runs."""
+    """The command that starts a service: `shoal ROLE`, which is what a container runs.
+
+    A config's secrets are not in it.
+    """
     return (sys.executable, "-m", "services", role, *to_argv(config))
 
 

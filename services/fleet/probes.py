@@ -123,16 +123,24 @@ class GatewayProbe:
             pass
         self.addresses = addresses
         yield Progress(ready=False, phase="waiting for the services")
-        async with httpx.AsyncClient(timeout=_HTTP_TIMEOUT_SECONDS, trust_env=False) as client:
-            await wait_readyz(client, addresses.http)
+        async with admin_client(service.spec.admin_address) as client:
+            await wait_readyz(client)
         yield Progress(ready=True)
 
 
-async def wait_readyz(client: httpx.AsyncClient, address: str) -> None:
-    """Returns once the gateway at `address` says that requests can be served."""
+def admin_client(address: str) -> httpx.AsyncClient:
+    """A client of a service's admin address, `unix:/path`: no keys, no TLS."""
+    transport = httpx.AsyncHTTPTransport(uds=address.removeprefix("unix:"))
+    return httpx.AsyncClient(
+        transport=transport, base_url="http://admin", timeout=_HTTP_TIMEOUT_SECONDS
+    )
+
+
+async def wait_readyz(client: httpx.AsyncClient) -> None:
+    """Returns once the gateway says that requests can be served."""
     while True:
         try:
-            answer = await client.get(f"http://{address}/readyz")
+            answer = await client.get("/readyz")
         except httpx.TransportError:
             pass
         else:

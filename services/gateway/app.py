@@ -13,18 +13,23 @@ import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import uvicorn
 from prometheus_client import CollectorRegistry
 
 from protos import inference_pb2_grpc
-from services.common import rpc
-from services.common.admin import EmbeddedServer
+from services.common import rpc, tls
+from services.common.admin import EmbeddedServer, build_app, serve_admin
 from services.common.errors import StartupError
 from services.common.metrics import process_registry
+from services.common.tracing import open_tracing
 from services.gateway import http
 from services.gateway.config import GatewayConfig
+from services.gateway.connection import ConnectionLimits, GuardedConnection
 from services.gateway.core import Core
+from services.gateway.grpc_keys import KeyInterceptor
+from services.gateway.keys import KeyRing
 from services.gateway.servicer import InferenceServicer
 
 log = logging.getLogger(__name__)
@@ -54,53 +59,107 @@ async def serve(
     something.
     """
     registry = process_registry()
-    core = Core(config, registry)
+    tls.channel_credentials(config.peer_tls)  # a file that is not there is said at once
+    tracing = open_tracing("gateway", config.otlp_endpoint)
+    core = Core(config, registry, tracing=tracing)
+    keys = KeyRing(config.api_key, config.api_key_file)
     async with AsyncExitStack() as stack:
+        stack.push_async_callback(asyncio.to_thread, tracing.close)
         sessions = await stack.enter_async_context(_background(core.run()))
-        http_address = await stack.enter_async_context(_rest(core, config, registry))
+        await stack.enter_async_context(_background(keys.follow_file()))
+        await stack.enter_async_context(_admin(core, config, registry))
+        leaving = asyncio.Event()
+        rest = _rest(core, config, registry, keys, leaving)
+        http_address = await stack.enter_async_context(rest)
         grpc_address = ""
         if config.grpc_port >= 0:
-            grpc_address = await stack.enter_async_context(_grpc(core, config))
+            public = _grpc(core, config, keys, leaving)
+            grpc_address = await stack.enter_async_context(public)
         started(Endpoints(http_address, grpc_address))
         await _stopped_or_broken(stop, sessions)
+        if config.reuse_port:  # a client that connects now is better served by another gateway
+            leaving.set()
         log.info("draining", extra={"requests": core.num_requests})
         await core.drain(config.drain_timeout)
     return 0
 
 
 @asynccontextmanager
-async def _rest(
+async def _admin(
     core: Core, config: GatewayConfig, registry: CollectorRegistry
+) -> AsyncIterator[None]:
+    """Serves what operators ask, apart from the clients: no keys and no TLS."""
+    app = build_app(
+        registry, ready=lambda: True, alive=lambda: True, probes=http.probe_routes(core)
+    )
+    async with serve_admin(config.admin_address, app):
+        yield
+
+
+@asynccontextmanager
+async def _rest(
+    core: Core,
+    config: GatewayConfig,
+    registry: CollectorRegistry,
+    keys: KeyRing,
+    leaving: asyncio.Event,
 ) -> AsyncIterator[str]:
-    """Serves REST; yields `host:port`."""
-    listener = _listen(config.host, config.port, config.unread_timeout)
+    """Serves REST, new connections until `leaving` is set; yields `host:port`."""
+    context = tls.reloading_context(config.tls) if config.tls else None
+    limits = ConnectionLimits(config.max_header_bytes, config.read_timeout, config.max_connections)
+    listener = _listen(config)
     server = EmbeddedServer(
         uvicorn.Config(
-            http.build_app(core, config, registry),
-            http="httptools",
+            http.build_app(core, config, registry, keys, core.tracing),
+            http=partial(GuardedConnection, limits),  # type: ignore[arg-type]  # it only calls it
             ws="none",
+            timeout_keep_alive=config.keep_alive_timeout,  # type: ignore[arg-type]  # seconds
+            ssl_context_factory=None if context is None else lambda *_: context,
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=_LINGER_SECONDS,
         )
     )
+    async def leave() -> None:
+        await leaving.wait()
+        server.stop_listening()
+
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        yield _address(config.host, listener.getsockname()[1])
+        async with _background(leave()):
+            yield _address(config.host, listener.getsockname()[1])
     finally:
         server.should_exit = True
         await task
 
 
 @asynccontextmanager
-async def _grpc(core: Core, config: GatewayConfig) -> AsyncIterator[str]:
-    """Serves the public gRPC API, its health following readiness; yields `host:port`."""
-    server = rpc.Server([SERVICE], public=True)
-    servicer = InferenceServicer(core, unread_timeout=config.unread_timeout)
+async def _grpc(
+    core: Core, config: GatewayConfig, keys: KeyRing, leaving: asyncio.Event
+) -> AsyncIterator[str]:
+    """Serves the public gRPC API, its health following readiness, new connections until
+    `leaving` is set; yields `host:port`."""
+    server = rpc.Server(
+        [SERVICE],
+        public=True,
+        interceptors=[KeyInterceptor(keys)],
+        options=[
+            ("grpc.so_reuseport", int(config.reuse_port)),
+            ("grpc.max_metadata_size", config.max_header_bytes),
+            ("grpc.absolute_max_metadata_size", config.max_header_bytes),
+            ("grpc.server_handshake_timeout_ms", round(config.read_timeout * 1000)),
+        ],
+    )
+    servicer = InferenceServicer(core, keys, unread_timeout=config.unread_timeout)
     inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server.grpc)
+
+    async def leave() -> None:
+        await leaving.wait()
+        await server.stop(config.drain_timeout + _LINGER_SECONDS)
+
     try:
-        address = await server.start(_address(config.host, config.grpc_port))
-        async with _background(_publish_readiness(core, server)):
+        address = await server.start(_address(config.host, config.grpc_port), config.tls)
+        async with _background(_publish_readiness(core, server)), _background(leave()):
             yield address
     finally:
         servicer.end_sessions()
@@ -137,9 +196,10 @@ async def _wait(event: asyncio.Event) -> None:
     await event.wait()
 
 
-def _listen(host: str, port: int, unread_timeout: float) -> socket.socket:
+def _listen(config: GatewayConfig) -> socket.socket:
     """A listening socket. Raises StartupError."""
-    unread_ms = max(1, round(unread_timeout * 1000))
+    host, port = config.host, config.port
+    unread_ms = max(1, round(config.unread_timeout * 1000))
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -147,6 +207,8 @@ def _listen(host: str, port: int, unread_timeout: float) -> socket.socket:
         with ExitStack() as closing:
             listener = closing.enter_context(socket.socket(family, kind, protocol))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if config.reuse_port:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             # Connections inherit it. Without it a client that stays and never reads
             # keeps its request for ever: no write of it ends, and none fails.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread_ms)

@@ -9,6 +9,7 @@ from typing import Literal
 
 from services.common.config import borrow, option
 from services.common.tls import TlsFiles, TlsOptions
+from services.common.tracing import TracingOptions
 
 _SERVER = "server"
 _PEERS = "peers"
@@ -145,6 +146,8 @@ class GatewayConfig:
         group="TLS",
         metavar="NAME",
     )
+
+    otlp_endpoint: str = borrow(TracingOptions, "otlp_endpoint")
 
     max_body_bytes: int = option(16 * 1024 * 1024, "largest request body", group=_LIMITS)
     max_buffer_bytes: int = option(

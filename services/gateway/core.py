@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry
 
 from services.common.errors import InvalidRequest, Overloaded, ShoalError, Unavailable
+from services.common.tracing import NoTracing, Tracing
 from services.gateway import generate, to_proto
 from services.gateway.admission import Admission
 from services.gateway.config import GatewayConfig, parse_weights
@@ -49,7 +50,9 @@ class Core:
         registry: CollectorRegistry,
         *,
         times: SessionTimes | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
+        self.tracing = tracing or NoTracing()
         self.metrics = Metrics(registry)
         index = PrefixIndex()
         self.fleet = PeerFleet(
@@ -62,7 +65,7 @@ class Core:
             times or SessionTimes(),
             make_policy(config.routing, index),
             index,
-            make_local_decoder(config),
+            make_local_decoder(config, self.tracing),
         )
         self.admission = Admission(
             self.fleet.ready_workers,
@@ -212,12 +215,12 @@ class Core:
             generation.fail(error)
 
 
-def make_local_decoder(config: GatewayConfig) -> LocalDecoder | None:
+def make_local_decoder(config: GatewayConfig, tracing: Tracing) -> LocalDecoder | None:
     """The decoder in this process, where there is no detokenizer service.
 
     Raises StartupError if the tokenizer does not load.
     """
-    return None if config.detokenizer_addresses else LocalDecoder(config.model)
+    return None if config.detokenizer_addresses else LocalDecoder(config.model, tracing)
 
 
 def make_subset(config: GatewayConfig) -> Subset | None:

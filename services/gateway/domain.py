@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from services.common.tracing import TraceContext
+
 FinishReason = Literal["stop", "length", "abort"]
 ToolFormat = Literal["hermes", "llama3_json", "none"]
 ReasoningFormat = Literal["deepseek_r1", "qwen3", "none"]
@@ -145,8 +147,14 @@ class GenerationRequest:
     timeout: float | None = None
     priority: int = 0
     cache_salt: str = ""
-    traceparent: str = ""
+    traceparent: str = ""  # W3C trace context, and its state
+    tracestate: str = ""
     tenant: str = ""  # whose share of the service it takes: the API key's name
+
+    @property
+    def trace(self) -> TraceContext:
+        """The span that the request is part of."""
+        return TraceContext(self.traceparent, self.tracestate)
 
 
 @dataclass(frozen=True, slots=True)

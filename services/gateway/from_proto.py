@@ -7,6 +7,7 @@ from itertools import islice
 
 from protos import common_pb2, inference_pb2
 from services.common.errors import InvalidRequest
+from services.common.tracing import NO_TRACE, TraceContext
 from services.gateway.domain import (
     ChatPrompt,
     Chunk,
@@ -46,7 +47,7 @@ def generation_request(
     *,
     request_id: str,
     timeout: float | None,
-    traceparent: str,
+    trace: TraceContext = NO_TRACE,
     tenant: str = "",
 ) -> GenerationRequest:
     """A request of Generate or Chat; `request_id` serves where the client named none."""
@@ -60,7 +61,8 @@ def generation_request(
         timeout=timeout,
         priority=options.priority,
         cache_salt=options.cache_salt,
-        traceparent=traceparent,
+        traceparent=trace.traceparent,
+        tracestate=trace.tracestate,
         tenant=tenant,
     )
 

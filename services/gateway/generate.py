@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from services.common import logs
 from services.common.errors import ContextLengthExceeded, InvalidRequest, ShoalError
-from services.gateway import to_proto
+from services.common.tracing import NO_TRACE, TraceContext
+from services.gateway import spans, to_proto
 from services.gateway.dialect import reasoning_state
 from services.gateway.domain import (
     ChatPrompt,
@@ -28,13 +30,21 @@ async def start(host: Host, request: GenerationRequest) -> LiveGeneration:
     Raises what `services.gateway.domain.Gateway.start` lists. If it raises or is
     cancelled, nothing of the request is left anywhere.
     """
+    span, request = spans.begin(host.tracing, request)
+    logs.bind(request_id=request.request_id, trace_id=span.context.trace_id)
     generation = LiveGeneration(host, request)
+    failure = "cancelled"
     try:
         host.admit(generation)
         await _submit(host, generation)
+        generation.span = span
     except ShoalError as error:
+        failure = error.code.name.lower()
         host.metrics.count_error(error)
         raise
+    finally:
+        if generation.span is None:
+            span.end(failure)
     return generation
 
 
@@ -45,7 +55,9 @@ async def _submit(host: Host, generation: LiveGeneration) -> None:
     try:
         async with generation.within_deadline():
             model = await host.fleet.find_model(request.model, host.hold_timeout)
-            prompt_ids, generation.reasoning = await encode(host, model, request.prompt)
+            prompt_ids, generation.reasoning = await encode(
+                host, model, request.prompt, request.trace
+            )
             max_tokens = check_prompt(request, model, prompt_ids)
             await generation.submit(model, prompt_ids, max_tokens)
         accepted = True
@@ -54,11 +66,13 @@ async def _submit(host: Host, generation: LiveGeneration) -> None:
             generation.close()
 
 
-async def encode(host: Host, model: Model, prompt: Prompt) -> tuple[Sequence[int], ReasoningState]:
+async def encode(
+    host: Host, model: Model, prompt: Prompt, trace: TraceContext = NO_TRACE
+) -> tuple[Sequence[int], ReasoningState]:
     """A prompt's ids, and what it says of the reasoning that follows; ids are ids already."""
     if isinstance(prompt, TokenPrompt):
         return prompt.token_ids, "unknown"
-    message = to_proto.encode_request(prompt)
+    message = to_proto.encode_request(prompt, trace=trace)
     answer = await host.fleet.encode(model, message, host.hold_timeout, host.max_moves)
     return answer.token_ids, reasoning_state(answer)
 

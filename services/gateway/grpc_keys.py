@@ -31,15 +31,15 @@ class KeyInterceptor(_ServerInterceptor):
     ) -> Any:
         if not handler_call_details.method.startswith(_OPEN_PREFIX):
             try:
-                tenant_of(self._keys, handler_call_details.invocation_metadata)
+                self._keys.identify(texts(handler_call_details.invocation_metadata))
             except Unauthenticated as error:
                 return _refusal(error)
         return await continuation(handler_call_details)
 
 
-def tenant_of(keys: KeyRing, metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    """The name of the caller's key. Raises Unauthenticated."""
-    return keys.identify({key: value for key, value in metadata or () if isinstance(value, str)})
+def texts(metadata: Iterable[tuple[str, str | bytes]] | None) -> dict[str, str]:
+    """A call's metadata but for what is binary."""
+    return {key: value for key, value in metadata or () if isinstance(value, str)}
 
 
 def _refusal(error: Unauthenticated) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from services.common.tracing import NO_TRACE, NoTracing, Span, TraceContext, Tracing
 from services.gateway.domain import TextOptions
 from services.gateway.peers.detokenizer import TextSink, TextStream
 from services.tokenizer.detokenizer import TextDecoder, TextDelta, build_decoder
@@ -16,9 +17,10 @@ from services.tokenizer.detokenizer import TextDecoder, TextDelta, build_decoder
 class LocalDecoder:
     """A `Decoder` that answers within the call."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, tracing: Tracing | None = None) -> None:
         """Loads the tokenizer of a model. Raises StartupError."""
         self.model = model
+        self._tracing = tracing or NoTracing()
         self._decoder: TextDecoder = build_decoder(model)
         self._next_handle = 1
 
@@ -33,6 +35,7 @@ class LocalDecoder:
         sink: TextSink,
         replay_ids: Sequence[int] = (),
         skip_chars: int = 0,
+        trace: TraceContext = NO_TRACE,
     ) -> TextStream:
         handle = self._next_handle
         self._next_handle += 1
@@ -45,7 +48,8 @@ class LocalDecoder:
             skip_chars=skip_chars,
         )
         _tell(sink, delta)
-        return _LocalText(self._decoder, handle, sink)
+        span = self._tracing.start("detokenize", trace)
+        return _LocalText(self._decoder, handle, sink, span)
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         return await asyncio.to_thread(self._decoder.decode, token_ids, skip_special_tokens=False)
@@ -55,19 +59,27 @@ class LocalDecoder:
 
 
 class _LocalText:
-    def __init__(self, decoder: TextDecoder, handle: int, sink: TextSink) -> None:
+    def __init__(self, decoder: TextDecoder, handle: int, sink: TextSink, span: Span) -> None:
         self._decoder = decoder
         self._handle = handle
         self._sink = sink
+        self._span = span
 
     def push(self, token_ids: Sequence[int]) -> None:
-        _tell(self._sink, self._decoder.feed(self._handle, token_ids))
+        self._tell(self._decoder.feed(self._handle, token_ids))
 
     def end(self) -> None:
-        _tell(self._sink, self._decoder.end(self._handle))
+        self._tell(self._decoder.end(self._handle))
 
     def close(self) -> None:
         self._decoder.close(self._handle)
+        self._span.end("closed")
+
+    def _tell(self, delta: TextDelta | None) -> None:
+        if delta is not None and delta.ended:
+            self._span.set({"gen_ai.usage.output_tokens": delta.ids_consumed})
+            self._span.end()
+        _tell(self._sink, delta)
 
 
 def _tell(sink: TextSink, delta: TextDelta | None) -> None:

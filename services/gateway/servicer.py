@@ -7,30 +7,35 @@ client that takes nothing for `unread_timeout` is given up too.
 
 from __future__ import annotations
 
-import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any, TypeVar
 
 import grpc.aio
 
 from protos import inference_pb2, inference_pb2_grpc
 from services.common.errors import Cancelled, InvalidRequest
+from services.common.session import in_time
+from services.common.tracing import parse_trace
 from services.gateway import from_proto
 from services.gateway.domain import ChatPrompt, Gateway, Generation, Prompt, TextPrompt
+from services.gateway.grpc_keys import texts
 from services.gateway.grpc_session import InferenceSession
+from services.gateway.keys import KeyRing
 from services.gateway.validate import MAX_TIMEOUT_SECONDS, check_request
 
 Context = grpc.aio.ServicerContext[Any, Any]
 A = TypeVar("A", inference_pb2.GenerateResponse, inference_pb2.ChatResponse)
-M = TypeVar("M")
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     """The public gRPC API."""
 
-    def __init__(self, gateway: Gateway, *, unread_timeout: float = 60.0) -> None:
+    def __init__(
+        self, gateway: Gateway, keys: KeyRing | None = None, *, unread_timeout: float = 60.0
+    ) -> None:
         self._gateway = gateway
+        self._keys = KeyRing() if keys is None else keys
         self._unread_timeout = unread_timeout
         self._sessions: set[InferenceSession] = set()
         self._ending = False
@@ -66,13 +71,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 traceparent=start.traceparent,
             )
 
-        await context.send_initial_metadata(())  # see _send
+        await context.send_initial_metadata(())
         session = InferenceSession(begin)
         self._sessions.add(session)
         if self._ending:
             session.end_when_idle()
         try:
-            await session.run(request_iterator, self._in_time(context.write))
+            write = in_time(context.write, self._unread_timeout, Cancelled)
+            await session.run(request_iterator, write)
         finally:
             self._sessions.discard(session)
 
@@ -118,23 +124,26 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         traceparent: str = "",
     ) -> Generation:
         """Checks a request and starts it; the call's deadline and trace context apply too."""
+        metadata = texts(context.invocation_metadata())
+        trace = parse_trace(
+            traceparent or metadata.get("traceparent", ""), metadata.get("tracestate", "")
+        )
         request = from_proto.generation_request(
             prompt,
             options,
             request_id=uuid.uuid4().hex,
             timeout=_sooner(_remaining(context), timeout),
-            traceparent=traceparent or _traceparent(context),
+            trace=trace,
+            tenant=self._keys.identify(metadata),
         )
         check_request(request)
         return await self._gateway.start(request)
 
     async def _send(self, generation: Generation, answer: type[A], context: Context) -> None:
         """Pieces as they come, and the usage alone at the end."""
-        write = self._in_time(context.write)
+        write = in_time(context.write, self._unread_timeout, Cancelled)
         told_prompt = False
         try:
-            # Apart, as a first write that is cut short would leave it in doubt, and then no
-            # status could be sent.
             await context.send_initial_metadata(())
             async for chunk in generation:
                 if not told_prompt:  # its scores are known by the first chunk
@@ -145,18 +154,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             await write(answer(usage=from_proto.usage(generation.usage)))
         finally:
             await generation.aclose()
-
-    def _in_time(self, write: Callable[[M], Awaitable[None]]) -> Callable[[M], Awaitable[None]]:
-        """A writer that raises Cancelled for a client which takes nothing of a message."""
-
-        async def write_in_time(message: M) -> None:
-            try:
-                async with asyncio.timeout(self._unread_timeout):
-                    await write(message)
-            except TimeoutError:
-                raise Cancelled(f"the client read nothing for {self._unread_timeout:g} s")
-
-        return write_in_time
 
 
 def _tokenize_input(request: inference_pb2.TokenizeRequest) -> ChatPrompt | TextPrompt:
@@ -181,10 +178,3 @@ def _sooner(*timeouts: float | None) -> float | None:
         seconds for seconds in timeouts if seconds is not None and seconds < MAX_TIMEOUT_SECONDS
     ]
     return max(min(near), 0.001) if near else None
-
-
-def _traceparent(context: Context) -> str:
-    for key, value in context.invocation_metadata() or ():
-        if key == "traceparent" and isinstance(value, str):
-            return value
-    return ""

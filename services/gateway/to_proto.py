@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from protos import common_pb2, tokenizer_pb2, worker_pb2
+from services.common.tracing import NO_TRACE, TraceContext
 from services.gateway.domain import (
     ChatPrompt,
     GenerationRequest,
@@ -19,16 +20,24 @@ _SEED_SPAN = 1 << 64
 
 
 def encode_request(
-    prompt: ChatPrompt | TextPrompt, *, return_token_strs: bool = False
+    prompt: ChatPrompt | TextPrompt,
+    *,
+    return_token_strs: bool = False,
+    trace: TraceContext = NO_TRACE,
 ) -> tokenizer_pb2.EncodeRequest:
     """A prompt for a tokenizer."""
+    request = _encode_request(prompt)
+    request.return_token_strs = return_token_strs
+    request.traceparent, request.tracestate = trace.traceparent, trace.tracestate
+    return request
+
+
+def _encode_request(prompt: ChatPrompt | TextPrompt) -> tokenizer_pb2.EncodeRequest:
     if isinstance(prompt, TextPrompt):
         return tokenizer_pb2.EncodeRequest(
-            text=prompt.text,
-            add_special_tokens=prompt.add_special_tokens,
-            return_token_strs=return_token_strs,
+            text=prompt.text, add_special_tokens=prompt.add_special_tokens
         )
-    return tokenizer_pb2.EncodeRequest(chat=_chat(prompt), return_token_strs=return_token_strs)
+    return tokenizer_pb2.EncodeRequest(chat=_chat(prompt))
 
 
 def submit(
@@ -53,6 +62,7 @@ def submit(
         deadline_ms=deadline_ms,
         priority=request.priority,
         traceparent=request.traceparent,
+        tracestate=request.tracestate,
         cache_salt=request.cache_salt,
     )
 

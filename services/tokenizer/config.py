@@ -7,6 +7,7 @@ from typing import Literal
 
 from services.common.config import borrow, option
 from services.common.tls import TlsFiles, TlsOptions
+from services.common.tracing import TracingOptions
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class TokenizerConfig:
         0, "threads that encode; default: one, and one more for long prompts", group="model"
     )
 
+    otlp_endpoint: str = borrow(TracingOptions, "otlp_endpoint")
     tls_cert: str = borrow(TlsOptions, "tls_cert")
     tls_key: str = borrow(TlsOptions, "tls_key")
     tls_ca: str = borrow(TlsOptions, "tls_ca")

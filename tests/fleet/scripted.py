@@ -1,6 +1,7 @@
 """Tiny services with the outside of real ones: what the fleet's supervisor sees, and no more.
 
-Run as a module: `python -m tests.fleet.scripted ROLE [--address A] [--port P] [--mishap M]`.
+Run as a module: `python -m tests.fleet.scripted ROLE [--address A] [--admin-address A]
+[--port P] [--mishap M]`.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from services.fleet.plan import Role, ServiceSpec
 def spec(role: Role, run_dir: Path, *args: str) -> ServiceSpec:
     """The spec of one scripted service."""
     address = "" if role == "gateway" else f"unix:{run_dir}/{role}.sock"
-    command = (sys.executable, "-m", "tests.fleet.scripted", role, f"--address={address}", *args)
-    return ServiceSpec(f"{role}-0" if address else role, role, command, address)
+    admin = f"unix:{run_dir}/{role}.admin.sock"
+    listens = (f"--address={address}", f"--admin-address={admin}")
+    command = (sys.executable, "-m", "tests.fleet.scripted", role, *listens, *args)
+    return ServiceSpec(f"{role}-0" if address else role, role, command, address, admin)
 
 
 def plan(config: FleetConfig, run_dir: Path) -> list[ServiceSpec]:
@@ -75,12 +78,15 @@ async def _serve_gateway(args: argparse.Namespace, stop: asyncio.Event) -> None:
         writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", args.port)
+    admin_path = args.admin_address.removeprefix("unix:")
+    admin = await asyncio.start_unix_server(answer, admin_path)
     port = server.sockets[0].getsockname()[1]
     print("a line that is no address", flush=True)
     print(json.dumps({"http": f"127.0.0.1:{port}", "grpc": ""}), flush=True)
     await stop.wait()
     print("gateway stops", file=sys.stderr, flush=True)
     server.close()
+    admin.close()
 
 
 def main() -> None:
@@ -88,6 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("role")
     parser.add_argument("--address", default="")
+    parser.add_argument("--admin-address", default="")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--mishap", default="")
     args = parser.parse_args()

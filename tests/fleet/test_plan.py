@@ -70,6 +70,7 @@ def test_each_service_gets_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _read(GatewayConfig, specs["gateway"]) == GatewayConfig(
         port=0,
         grpc_port=-1,
+        admin_address="unix:/run/f/gateway.admin.sock",
         model="m.gguf",
         log_format="json",
         tokenizer_addresses=("unix:/run/f/tokenizer-0.sock",),
@@ -93,6 +94,19 @@ def test_each_service_gets_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
         disable_overlap=True,
         num_threads=2,
     )
+
+
+def test_keys_reach_the_gateway_alone_and_by_no_command_line() -> None:
+    config = FleetConfig(api_key=("alice:k-1", "k-2"), tls_cert="c", tls_key="k")
+    gateway, *others = plan_fleet(config, RUN)
+    assert gateway.environment == {"SHOAL_API_KEY": "alice:k-1,k-2"}
+    assert not any(spec.environment for spec in others)
+    for spec in (gateway, *others):
+        assert "k-1" not in " ".join(spec.command)
+        assert "k-1" not in repr(spec)
+        assert ("--tls-cert=c" in spec.command) == (spec is gateway)
+    assert service_environment({"SHOAL_API_KEY": "k-1"}) == {}
+    assert "k-1" not in repr(config)
 
 
 def test_a_core_is_never_divided_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +141,8 @@ def test_services_do_not_read_the_fleets_own_variables() -> None:
         ({"page_size": 3}, "--page-size 3"),
         ({"tp": 0}, "--tp must be at least 1"),
         ({"drain_timeout": -1.0}, "must not be negative"),
+        ({"tls_cert": "c"}, "--tls-cert and --tls-key need each other"),
+        ({"tls_ca": "c"}, "--tls-ca needs --tls-cert"),
     ],
 )
 def test_wrong_numbers_are_refused_before_anything_starts(

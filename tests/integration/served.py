@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import psutil
 
-READY = re.compile(r"Shoal is ready: (http://\S+)/v1 ")
+READY = re.compile(r"Shoal is ready: (https?://\S+)/v1 ")
 
 
 class ServedFleet:
@@ -119,9 +119,6 @@ class ServedFleet:
         return sum(values)
 
     def _metric_pages(self, role: str) -> Iterable[str]:
-        if role == "gateway":
-            yield httpx.get(f"{self.url}/metrics", timeout=10).text
-            return
         for entry in self.processes(role):
             socket = entry["admin_address"].removeprefix("unix:")
             with httpx.Client(transport=httpx.HTTPTransport(uds=socket), timeout=10) as client:

@@ -148,6 +148,8 @@ async def test_tokenize_outlives_the_last_worker(client: Client, model: str) -> 
 
 
 async def test_the_trace_context_reaches_the_worker(client: Client) -> None:
-    metadata = (("traceparent", "00-abc-def-01"),)
+    traceparent = f"00-{'a' * 32}-{'b' * 16}-01"
+    metadata = (("traceparent", traceparent), ("tracestate", "vendor=1"))
     [answer async for answer in client.stub.Generate(generate(), metadata=metadata)]
-    assert client.rig.worker.submits[0].traceparent == "00-abc-def-01"
+    submit = client.rig.worker.submits[0]
+    assert (submit.traceparent, submit.tracestate) == (traceparent, "vendor=1")
