@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from services.common.errors import InvalidRequest, Unsupported
+from services.common.tracing import NO_TRACE, TraceContext
 from services.gateway.domain import GenerationRequest, Prompt, Sampling, TextOptions
 from services.gateway.openai.schema import REFUSED, Integer, OpenAIBody, SamplingBody
 from services.gateway.validate import check_request, unsigned_seed
@@ -130,7 +131,7 @@ class Caller:
 
     request_id: str
     timeout: float | None = None
-    traceparent: str = ""
+    trace: TraceContext = NO_TRACE
     tenant: str = ""
 
 
@@ -186,7 +187,8 @@ def generation_request(
         timeout=_or(body.timeout, caller.timeout),
         priority=_or(integer("priority", body.priority), 0),
         cache_salt=body.cache_salt or "",
-        traceparent=caller.traceparent,
+        traceparent=caller.trace.traceparent,
+        tracestate=caller.trace.tracestate,
         tenant=caller.tenant,
     )
     check_request(request)
