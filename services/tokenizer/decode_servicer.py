@@ -6,14 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from protos import tokenizer_pb2, tokenizer_pb2_grpc
-from services.common.errors import InvalidRequest, Unavailable
+from services.common.errors import InvalidRequest, Overloaded, ShoalError, Unavailable
 from services.common.rpc import Outbox
+from services.common.tracing import NoTracing, Span, TraceContext, Tracing
+from services.common.wire import error_to_proto
 from services.tokenizer.detokenizer import TextDecoder, TextDelta
 from services.tokenizer.metrics import DetokenizerMetrics
 from services.tokenizer.session import Sessions
 
 _RETRY_SECONDS = 1.0
 _LONG_DECODE = 16_384  # ids; more are decoded off the event loop
+MAX_OPEN_TEXTS = 16_384  # of one session
 
 
 class DetokenizerServicer(tokenizer_pb2_grpc.DetokenizerServicer):
@@ -22,11 +25,14 @@ class DetokenizerServicer(tokenizer_pb2_grpc.DetokenizerServicer):
     `decoder` and `info` are None until the model's files are loaded.
     """
 
-    def __init__(self, sessions: Sessions, metrics: DetokenizerMetrics) -> None:
+    def __init__(
+        self, sessions: Sessions, metrics: DetokenizerMetrics, tracing: Tracing | None = None
+    ) -> None:
         self.decoder: TextDecoder | None = None
         self.info: tokenizer_pb2.TokenizerInfo | None = None
         self._sessions = sessions
         self._metrics = metrics
+        self._tracing = tracing or NoTracing()
 
     async def Decode(
         self,
@@ -66,7 +72,7 @@ class DetokenizerServicer(tokenizer_pb2_grpc.DetokenizerServicer):
         context: tokenizer_pb2_grpc._ServicerContext,
     ) -> None:
         """Serves one client until it leaves, falls silent, or the process ends."""
-        session = _Session(self._loaded().session(), self._sessions, self._metrics)
+        session = _Session(self._loaded().session(), self._sessions, self._metrics, self._tracing)
         if self.info is not None:
             session.outbox.pending.info.CopyFrom(self.info)
         session.outbox.notify()
@@ -90,7 +96,11 @@ class _Session:
     """One client's texts."""
 
     def __init__(
-        self, decoder: TextDecoder, sessions: Sessions, metrics: DetokenizerMetrics
+        self,
+        decoder: TextDecoder,
+        sessions: Sessions,
+        metrics: DetokenizerMetrics,
+        tracing: Tracing,
     ) -> None:
         self.outbox = Outbox(
             tokenizer_pb2.DetokenizerSessionResponse, busy=lambda: len(self._decoder) > 0
@@ -98,6 +108,8 @@ class _Session:
         self._decoder = decoder
         self._sessions = sessions
         self._metrics = metrics
+        self._tracing = tracing
+        self._spans: dict[int, Span] = {}  # of the open texts, where there is tracing
 
     def receive(self, request: tokenizer_pb2.DetokenizerSessionRequest) -> None:
         """Applies a frame. Raises InvalidRequest if its lists do not fit each other."""
@@ -110,6 +122,8 @@ class _Session:
     def close(self) -> None:
         """Forgets the client's texts."""
         self._sessions.change_work(-len(self._decoder))
+        for handle in list(self._spans):
+            self._end_span(handle, error="the client left")
 
     def _apply(self, request: tokenizer_pb2.DetokenizerSessionRequest) -> None:
         if len(request.handles) != len(request.counts):
@@ -118,7 +132,11 @@ class _Session:
             raise InvalidRequest("the frame has not as many ids as its rows count")
         rows: list[tuple[int, TextDelta]] = []
         for opening in request.opens:
-            delta = self._open(opening)
+            try:
+                delta = self._open(opening)
+            except ShoalError as error:
+                self._fail(opening.handle, error)
+                continue
             if opening.replay_ids:
                 rows.append((opening.handle, delta))
         ids, start = list(request.token_ids), 0
@@ -132,12 +150,23 @@ class _Session:
                 rows.append((handle, row))
         for handle in request.closes:
             self._decoder.close(handle)
+            self._end_span(handle, error="closed")
         if ids:
             self._metrics.tokens.inc(len(ids))
         self._send(rows)
 
     def _open(self, opening: tokenizer_pb2.OpenText) -> TextDelta:
+        """Begins a text. Raises InvalidRequest or Overloaded, which are its own."""
         options = opening.options
+        if not all(options.stop):
+            raise InvalidRequest("a stop string must not be empty", param="stop")
+        if len(self._decoder) >= MAX_OPEN_TEXTS:
+            message = f"a session may have {MAX_OPEN_TEXTS} open texts"
+            raise Overloaded(message, retry_after=_RETRY_SECONDS)
+        if self._tracing.enabled:
+            self._end_span(opening.handle, error="opened anew")
+            trace = TraceContext(opening.traceparent, opening.tracestate)
+            self._spans[opening.handle] = self._tracing.start("detokenize", trace)
         self._metrics.tokens.inc(len(opening.replay_ids))
         return self._decoder.open(
             opening.handle,
@@ -150,6 +179,18 @@ class _Session:
             skip_chars=opening.skip_chars,
         )
 
+    def _fail(self, handle: int, error: ShoalError) -> None:
+        """Answers a text that was not opened, and forgets one that had its handle."""
+        self._decoder.close(handle)
+        self._end_span(handle, error=error.code.name.lower())
+        self.outbox.pending.ended.add(handle=handle, error=error_to_proto(error))
+        self.outbox.notify()
+
+    def _end_span(self, handle: int, *, num_tokens: int = 0, error: str = "") -> None:
+        if span := self._spans.pop(handle, None):
+            span.set({"gen_ai.usage.output_tokens": num_tokens})
+            span.end(error)
+
     def _send(self, rows: Sequence[tuple[int, TextDelta]]) -> None:
         """Adds rows to what is sent next."""
         if not rows:
@@ -161,6 +202,7 @@ class _Session:
         pending.held_chars.extend([row.held_chars for _, row in rows])
         for handle, row in rows:
             if row.ended:
+                self._end_span(handle, num_tokens=row.ids_consumed)
                 pending.ended.add(handle=handle, stop=row.stop, ids_consumed=row.ids_consumed)
                 if row.stop is not None:
                     self._metrics.stops.inc()

@@ -9,8 +9,15 @@ import time
 from collections.abc import AsyncIterator
 
 from protos import tokenizer_pb2, tokenizer_pb2_grpc
-from services.common.errors import InternalError, InvalidRequest, ShoalError, Unavailable
+from services.common.errors import (
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    ShoalError,
+    Unavailable,
+)
 from services.common.rpc import Outbox
+from services.common.tracing import NoTracing, Tracing
 from services.common.wire import error_to_proto
 from services.tokenizer.from_proto import prepare_from_proto
 from services.tokenizer.lanes import Encoded, Lanes
@@ -21,6 +28,7 @@ from services.tokenizer.to_proto import reasoning_to_proto
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1.0
+MAX_JOBS = 16_384  # in flight on one session
 
 
 class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
@@ -29,11 +37,14 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
     `lanes` and `info` are None until the model's files are loaded.
     """
 
-    def __init__(self, sessions: Sessions, metrics: TokenizerMetrics) -> None:
+    def __init__(
+        self, sessions: Sessions, metrics: TokenizerMetrics, tracing: Tracing | None = None
+    ) -> None:
         self.lanes: Lanes | None = None
         self.info: tokenizer_pb2.TokenizerInfo | None = None
         self._sessions = sessions
         self._metrics = metrics
+        self._tracing = tracing or NoTracing()
 
     async def Encode(
         self,
@@ -72,6 +83,23 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
             await session.close()
 
     async def _encode(self, request: tokenizer_pb2.EncodeRequest) -> tokenizer_pb2.EncodeResponse:
+        trace = TraceContext(request.traceparent, request.tracestate)
+        span = self._tracing.start("encode", trace)
+        failure = "cancelled"
+        try:
+            response = await self._encode_prompt(request)
+            span.set({"gen_ai.usage.input_tokens": len(response.token_ids)})
+            failure = ""
+            return response
+        except ShoalError as error:
+            failure = error.code.name.lower()
+            raise
+        finally:
+            span.end(failure)
+
+    async def _encode_prompt(
+        self, request: tokenizer_pb2.EncodeRequest
+    ) -> tokenizer_pb2.EncodeResponse:
         if self.lanes is None:
             raise _loading()
         start = time.monotonic()
@@ -136,8 +164,13 @@ class _Session:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _start(self, job: tokenizer_pb2.EncodeJob) -> None:
+        error: ShoalError | None = None
         if job.handle in self._jobs:
             error = InvalidRequest(f"handle {job.handle} is in flight already")
+        elif len(self._jobs) >= MAX_JOBS:
+            message = f"a session may have {MAX_JOBS} jobs in flight"
+            error = Overloaded(message, retry_after=_RETRY_SECONDS)
+        if error is not None:
             self.outbox.pending.results.add(handle=job.handle, error=error_to_proto(error))
             self.outbox.notify()
             return

@@ -83,7 +83,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                 raise Unavailable("the worker is going away; resume the request elsewhere")
 
         try:
-            await context.send_initial_metadata(())
+            # The stub's context is not that of aio.
+            await context.send_initial_metadata(())  # type: ignore[misc, func-returns-value]
             self._agent.receive(session, worker_pb2.WorkerSessionRequest(submits=[submit]))
             await run_session(session.outbox, write, session.ended)
         finally:

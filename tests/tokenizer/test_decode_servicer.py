@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from protos import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
+from services.tokenizer import decode_servicer
 from services.tokenizer.decode_servicer import _Session as DecodeSession
 from services.tokenizer.detokenizer import build_decoder
 from services.tokenizer.metrics import DetokenizerMetrics
@@ -183,3 +184,47 @@ async def test_a_frame_that_fails_half_way_leaves_no_work_behind(
     client.close()
     assert sessions.work == 0
     await sessions.idle()
+
+
+async def test_an_empty_stop_string_fails_its_text_alone(service: Service) -> None:
+    call = session(service)
+    await read(call)
+    bad = common_pb2.TextOptions(stop=["end", ""])
+    await call.write(
+        Request(
+            opens=[Open(handle=1), Open(handle=2, options=bad)],
+            handles=[1, 2],
+            counts=[2, 1],
+            token_ids=[*b"hi", 33],
+        )
+    )
+    frame = await read(call)
+    assert (list(frame.handles), list(frame.texts)) == ([1], ["hi"])
+    (ended,) = frame.ended
+    assert (ended.handle, ended.error.code) == (2, common_pb2.ERROR_CODE_INVALID_ARGUMENT)
+    assert ended.error.param == "stop"
+    await call.write(Request(ends=[1, 2]))
+    frame = await read(call)
+    assert [ended.handle for ended in frame.ended] == [1]
+    call.cancel()
+
+
+async def test_open_texts_are_bounded(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_servicer, "MAX_OPEN_TEXTS", 10)
+    call = session(service)
+    await read(call)
+    await call.write(Request(opens=[Open(handle=handle) for handle in range(12)]))
+    frame = await read(call)
+    codes = {ended.handle: ended.error.code for ended in frame.ended}
+    overloaded = common_pb2.ERROR_CODE_OVERLOADED
+    assert codes == {10: overloaded, 11: overloaded}
+    assert all(ended.error.retry_after_ms for ended in frame.ended)
+    await call.write(Request(closes=[0], opens=[Open(handle=12)]))
+    frame = await read(call)
+    assert [ended.handle for ended in frame.ended] == [12]  # opens come before closes
+    await call.write(
+        Request(opens=[Open(handle=13)], handles=[13, 5], counts=[1, 1], token_ids=b"ab")
+    )
+    frame = await read(call)
+    assert (list(frame.handles), list(frame.texts)) == ([13, 5], ["a", "b"])
+    call.cancel()

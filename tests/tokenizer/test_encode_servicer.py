@@ -12,6 +12,7 @@ import pytest
 
 from protos import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from services.common.rpc import Outbox
+from services.tokenizer import encode_servicer
 from tests.tokenizer.services import Service, running
 
 Request = tokenizer_pb2.TokenizerSessionRequest
@@ -125,6 +126,19 @@ async def test_a_handle_in_flight_cannot_be_used_again(service: Service) -> None
     while len(seen) < 2:
         seen += (await read(call)).results
     assert sorted(result.WhichOneof("outcome") or "" for result in seen) == ["error", "response"]
+
+
+async def test_jobs_in_flight_are_bounded(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encode_servicer, "MAX_JOBS", 3)
+    call = session(service)
+    await read(call)
+    jobs = [tokenizer_pb2.EncodeJob(handle=handle, request=text("a")) for handle in range(5)]
+    await call.write(Request(jobs=jobs))
+    answers = await results(call, 5)
+    codes = [answers[handle].error.code for handle in range(5)]
+    assert codes == [0, 0, 0, *[common_pb2.ERROR_CODE_OVERLOADED] * 2]
 
 
 async def test_cancelled_jobs_are_not_answered(service: Service) -> None:

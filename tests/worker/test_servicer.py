@@ -24,6 +24,9 @@ class SlowClient:
     def time_remaining(self) -> float | None:
         return None
 
+    async def send_initial_metadata(self, metadata: object) -> None:
+        pass
+
     async def write(self, message: worker_pb2.WorkerGenerateResponse) -> None:
         self.waits.set()
         await self.reads.wait()
