@@ -27,7 +27,7 @@ class TorchReferencePlan:
     def __init__(self, pool: KvPool, metadata: AttentionMetadata) -> None:
         self._pool = pool
         self._metadata = metadata
-        self._cells = metadata.cells(pool.page_size)
+        self._cells = metadata.cells(pool.page_size).to(pool.k.device)
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int
@@ -43,13 +43,14 @@ class TorchReferencePlan:
     def _attend(self, row: int, q: torch.Tensor, layer: int) -> torch.Tensor:
         """q: [query, heads, head_dim] -> the same, float32"""
         kv_len, start = int(self._metadata.kv_lens[row]), int(self._metadata.start[row])
-        pages = torch.from_numpy(self._metadata.page_tables[row].astype(np.int64))
+        device = q.device
+        pages = torch.from_numpy(self._metadata.page_tables[row].astype(np.int64)).to(device)
         groups = q.shape[1] // self._pool.k.shape[3]
         keys = self._gather(self._pool.k[layer], pages, kv_len, groups)
         values = self._gather(self._pool.v[layer], pages, kv_len, groups)
         scores = torch.einsum("qhd,khd->hqk", q.float(), keys) / math.sqrt(q.shape[2])
-        position = torch.arange(start, kv_len)
-        future = torch.arange(kv_len)[None, :] > position[:, None]  # [query, kv]
+        position = torch.arange(start, kv_len, device=device)
+        future = torch.arange(kv_len, device=device)[None, :] > position[:, None]  # [query, kv]
         weights = scores.masked_fill(future, float("-inf")).softmax(dim=-1)
         return torch.einsum("hqk,khd->qhd", weights, values)
 

@@ -50,3 +50,25 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return host.copy_(tensor, non_blocking=True)
+
+
+class Fence:
+    """Marks how far a stream has come, for a host that must not overtake it by too much.
+
+    On a CPU, where what is queued is done, it has no effect.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._event = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def mark(self) -> None:
+        """Marks what is queued on the current stream by now."""
+        if self._event is not None:
+            self._event.record()
+
+    def wait(self) -> None:
+        """Blocks until what was last marked is done."""
+        if self._event is not None:
+            self._event.synchronize()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -102,7 +103,7 @@ def test_cpu_equals_reference(
 
 
 def test_the_kernels_are_used_where_they_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = {"num_layers": 1, "num_pages": 4, "page_size": 4, "num_kv_heads": 1}
+    shape: dict[str, Any] = {"num_layers": 1, "num_pages": 4, "page_size": 4, "num_kv_heads": 1}
     if Kernels.load() is not None:
         backend = create_backend("auto", head_dim=16, dtype=torch.float32, **shape)
         assert isinstance(backend, NativeBackend)
