@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import socket
-import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -102,46 +101,6 @@ def _send_raw(fleet: ServedFleet, path: str, body: dict[str, Any]) -> socket.soc
     connection = socket.create_connection((host, int(port)), timeout=30)
     connection.sendall(head.encode() + raw)
     return connection
-
-
-def test_a_client_that_leaves_frees_its_pages(fleet: ServedFleet) -> None:
-    """Streamed or not, before or after the first byte; a plain answer's first byte is its last."""
-    excess: list[float] = []
-    for stream, wait_for_byte in [(True, True), (True, False), (False, False)] * 3:
-        before = _abort_and_step_times(fleet)
-        connection = _send_raw(
-            fleet,
-            "/v1/completions",
-            {
-                "prompt": "Count for ever: 1, 2, 3,",
-                "max_tokens": 4000,
-                "ignore_eos": True,
-                "stream": stream,
-            },
-        )
-        if wait_for_byte:
-            assert connection.recv(1)
-        else:
-            eventually(lambda: fleet.total("worker", "shoal_worker_handles") == 1, timeout=10)
-        connection.close()
-        assert_nothing_is_held(fleet, timeout=5)
-        after = _abort_and_step_times(fleet)
-        aborts, abort_time, steps, step_time = (b - a for a, b in zip(before, after, strict=True))
-        assert aborts == 1
-        step = step_time / max(steps, 1)
-        excess.append(abort_time - 2 * step)
-        print(f"abort to free pages: {abort_time * 1000:.1f} ms; steps of {step * 1000:.1f} ms")
-    # The median, since a step of another length than the round's mean is no fault.
-    assert statistics.median(excess) < 0.05
-
-
-def _abort_and_step_times(fleet: ServedFleet) -> list[float]:
-    """Aborts so far and their seconds from receipt to freed pages; steps and their seconds."""
-    return [
-        fleet.total("worker", f"{name}_{part}")
-        for name in ("shoal_abort_to_kv_free_seconds", "shoal_worker_step_seconds")
-        for part in ("count", "sum")
-    ]
 
 
 def test_an_idle_fleet_uses_no_cpu(fleet: ServedFleet) -> None:

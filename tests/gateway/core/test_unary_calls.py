@@ -21,14 +21,19 @@ class Silent(tokenizer_pb2_grpc.DetokenizerServicer):
     def __init__(self) -> None:
         self.asked = asyncio.Event()
 
-    async def Session(  # type: ignore[override]
+    async def Session(
         self, requests: AsyncIterator[tokenizer_pb2.DetokenizerSessionRequest], context: object
     ) -> AsyncIterator[tokenizer_pb2.DetokenizerSessionResponse]:
         info = tokenizer_pb2.TokenizerInfo(model="byte")
         yield tokenizer_pb2.DetokenizerSessionResponse(info=info)
         await asyncio.Event().wait()
 
-    async def Lookup(  # type: ignore[override]
+    async def Decode(
+        self, request: tokenizer_pb2.DecodeRequest, context: object
+    ) -> tokenizer_pb2.DecodeResponse:
+        raise AssertionError
+
+    async def Lookup(
         self, request: tokenizer_pb2.LookupRequest, context: object
     ) -> tokenizer_pb2.LookupResponse:
         self.asked.set()
@@ -40,7 +45,7 @@ async def _connected(
     path: Path, times: SessionTimes
 ) -> tuple[rpc.Server, Silent, DetokenizerPeer, asyncio.Task[None]]:
     server, servicer = rpc.Server([]), Silent()
-    tokenizer_pb2_grpc.add_DetokenizerServicer_to_server(servicer, server.grpc)  # type: ignore[abstract]
+    tokenizer_pb2_grpc.add_DetokenizerServicer_to_server(servicer, server.grpc)
     address = await server.start(f"unix:{path}/d")
     ready = asyncio.Event()
     peer = DetokenizerPeer(address, times, ready.set)
