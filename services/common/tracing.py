@@ -7,9 +7,11 @@ spans there. Spans carry names, counts and times, never a prompt's or an answer'
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -152,6 +154,17 @@ class NoTracing:
 
     def close(self) -> None:
         """Nothing is left."""
+
+
+@asynccontextmanager
+async def tracing_to(service: str, endpoint: str) -> AsyncIterator[Tracing]:
+    """`open_tracing` for the life of a process; what is left is sent at its end."""
+    tracing = open_tracing(service, endpoint)
+    try:
+        yield tracing
+    finally:
+        if tracing.enabled:
+            await asyncio.to_thread(tracing.close)
 
 
 def open_tracing(service: str, endpoint: str) -> Tracing:

@@ -23,7 +23,7 @@ from services.common import rpc, tls
 from services.common.admin import EmbeddedServer, build_app, serve_admin
 from services.common.errors import StartupError
 from services.common.metrics import process_registry
-from services.common.tracing import open_tracing
+from services.common.tracing import tracing_to
 from services.gateway import http
 from services.gateway.config import GatewayConfig
 from services.gateway.connection import ConnectionLimits, GuardedConnection
@@ -60,11 +60,10 @@ async def serve(
     """
     registry = process_registry()
     tls.channel_credentials(config.peer_tls)  # a file that is not there is said at once
-    tracing = open_tracing("gateway", config.otlp_endpoint)
-    core = Core(config, registry, tracing=tracing)
     keys = KeyRing(config.api_key, config.api_key_file)
     async with AsyncExitStack() as stack:
-        stack.push_async_callback(asyncio.to_thread, tracing.close)
+        tracing = await stack.enter_async_context(tracing_to("gateway", config.otlp_endpoint))
+        core = Core(config, registry, tracing=tracing)
         sessions = await stack.enter_async_context(_background(core.run()))
         await stack.enter_async_context(_background(keys.follow_file()))
         await stack.enter_async_context(_admin(core, config, registry))
@@ -120,6 +119,7 @@ async def _rest(
             timeout_graceful_shutdown=_LINGER_SECONDS,
         )
     )
+
     async def leave() -> None:
         await leaving.wait()
         server.stop_listening()

@@ -22,6 +22,7 @@ from services.common.admin import build_app, serve_admin
 from services.common.config import parse
 from services.common.metrics import process_registry
 from services.common.rpc import IDLE_PEER_TIMEOUT_SECONDS, Server
+from services.common.tracing import Tracing, tracing_to
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.decode_servicer import DetokenizerServicer
 from services.tokenizer.detokenizer import TextDecoder
@@ -60,7 +61,11 @@ async def serve(
         registry, ready=lambda: ready.is_set() and not sessions.draining, alive=lambda: True
     )
     try:
-        async with serve_admin(config.admin_address, app), run(config, server, registry, sessions):
+        async with (
+            tracing_to(role, config.otlp_endpoint) as tracing,
+            serve_admin(config.admin_address, app),
+            run(config, server, registry, sessions, tracing),
+        ):
             ready.set()
             await server.set_serving(True)
             log.info("ready")
@@ -73,10 +78,14 @@ async def serve(
 
 @asynccontextmanager
 async def _tokenizer(
-    config: TokenizerConfig, server: Server, registry: CollectorRegistry, sessions: Sessions
+    config: TokenizerConfig,
+    server: Server,
+    registry: CollectorRegistry,
+    sessions: Sessions,
+    tracing: Tracing,
 ) -> AsyncIterator[None]:
     """A tokenizer that listens and has loaded."""
-    servicer = TokenizerServicer(sessions, TokenizerMetrics(registry, sessions))
+    servicer = TokenizerServicer(sessions, TokenizerMetrics(registry, sessions), tracing)
     tokenizer_pb2_grpc.add_TokenizerServicer_to_server(servicer, server.grpc)
     vocabulary = await _listen_and_load(config, server)
     encoder = await asyncio.to_thread(Encoder, vocabulary)
@@ -87,10 +96,14 @@ async def _tokenizer(
 
 @asynccontextmanager
 async def _detokenizer(
-    config: TokenizerConfig, server: Server, registry: CollectorRegistry, sessions: Sessions
+    config: TokenizerConfig,
+    server: Server,
+    registry: CollectorRegistry,
+    sessions: Sessions,
+    tracing: Tracing,
 ) -> AsyncIterator[None]:
     """A detokenizer that listens and has loaded."""
-    servicer = DetokenizerServicer(sessions, DetokenizerMetrics(registry, sessions))
+    servicer = DetokenizerServicer(sessions, DetokenizerMetrics(registry, sessions), tracing)
     tokenizer_pb2_grpc.add_DetokenizerServicer_to_server(servicer, server.grpc)
     vocabulary = await _listen_and_load(config, server)
     servicer.info = info_to_proto(config.model, vocabulary)

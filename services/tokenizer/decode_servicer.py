@@ -100,7 +100,7 @@ class _Session:
         decoder: TextDecoder,
         sessions: Sessions,
         metrics: DetokenizerMetrics,
-        tracing: Tracing,
+        tracing: Tracing | None = None,
     ) -> None:
         self.outbox = Outbox(
             tokenizer_pb2.DetokenizerSessionResponse, busy=lambda: len(self._decoder) > 0
@@ -108,7 +108,7 @@ class _Session:
         self._decoder = decoder
         self._sessions = sessions
         self._metrics = metrics
-        self._tracing = tracing
+        self._tracing = tracing or NoTracing()
         self._spans: dict[int, Span] = {}  # of the open texts, where there is tracing
 
     def receive(self, request: tokenizer_pb2.DetokenizerSessionRequest) -> None:

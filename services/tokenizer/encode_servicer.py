@@ -17,7 +17,7 @@ from services.common.errors import (
     Unavailable,
 )
 from services.common.rpc import Outbox
-from services.common.tracing import NoTracing, Tracing
+from services.common.tracing import NoTracing, TraceContext, Tracing
 from services.common.wire import error_to_proto
 from services.tokenizer.from_proto import prepare_from_proto
 from services.tokenizer.lanes import Encoded, Lanes

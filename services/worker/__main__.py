@@ -18,10 +18,12 @@ from services.common.admin import build_app, serve_admin
 from services.common.config import parse
 from services.common.metrics import process_registry
 from services.common.rpc import IDLE_PEER_TIMEOUT_SECONDS, Server
+from services.common.tracing import tracing_to
 from services.worker.agent import Agent
 from services.worker.config import WorkerConfig
 from services.worker.metrics import WorkerMetrics
 from services.worker.servicer import WorkerServicer
+from services.worker.spans import RequestSpans
 from services.worker.supervisor import RANK_MODULE, Limits, Ranks
 
 log = logging.getLogger(__name__)
@@ -40,8 +42,16 @@ async def serve(
     """Runs a worker until `stop` is set or its engine is lost; returns the exit status."""
     registry = process_registry()
     server = Server(["shoal.v1.Worker"])
-    async with Ranks(config, limits=limits, module=rank_module) as ranks:
-        agent = Agent(ranks.send, WorkerMetrics(registry), handoff=config.drain == "handoff")
+    async with (
+        tracing_to("worker", config.otlp_endpoint) as tracing,
+        Ranks(config, limits=limits, module=rank_module) as ranks,
+    ):
+        agent = Agent(
+            ranks.send,
+            WorkerMetrics(registry),
+            spans=RequestSpans(tracing),
+            handoff=config.drain == "handoff",
+        )
         servicer = WorkerServicer(agent, peer_timeout=peer_timeout)
         worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server.grpc)
 

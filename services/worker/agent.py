@@ -13,8 +13,10 @@ from collections.abc import Callable
 
 from protos import common_pb2, engine_pb2, worker_pb2
 from services.common.errors import InvalidRequest, ShoalError, Unavailable
+from services.common.tracing import NoTracing
 from services.worker.metrics import WorkerMetrics
 from services.worker.sessions import HandleMap, Session
+from services.worker.spans import RequestSpans
 
 RETRY_SECONDS = 1.0  # when a client may try again at a worker that loads or drains
 
@@ -32,6 +34,7 @@ class Agent:
         send: Callable[[engine_pb2.EngineCommand], None],
         metrics: WorkerMetrics,
         *,
+        spans: RequestSpans | None = None,
         handoff: bool = False,
     ) -> None:
         """With `handoff`, draining hands every request back instead of finishing it."""
@@ -43,6 +46,7 @@ class Agent:
         self._failure: ShoalError | None = None
         self._send = send
         self._metrics = metrics
+        self._spans = spans or RequestSpans(NoTracing())
         self._sessions: set[Session] = set()
         self._handles = HandleMap()
         self._last_frame = worker_pb2.StepFrame()
@@ -180,12 +184,14 @@ class Agent:
 
     def _handle_step(self, frame: worker_pb2.StepFrame, stats: engine_pb2.EngineStats) -> None:
         self._metrics.stepped(frame, stats)
+        self._spans.stepped(frame)
         self._last_frame = frame
         freed = [item.handle for item in frame.rejected]
         for item in frame.finished:
             if self._handles.is_given_up(item.handle):
                 item.reason = common_pb2.FINISH_REASON_ABORT  # its last rows were dropped
             self._metrics.finished(item.handle, item.reason)
+            self._spans.finished(item.handle, item.reason)
             freed.append(item.handle)
         self._handles.deliver(frame, self._sessions)
         for handle in freed:
@@ -206,6 +212,7 @@ class Agent:
             handle = self._handles.claim(session, submit.handle)
             self._idle.clear()
             self._metrics.submitted(handle)
+            self._spans.submitted(handle, submit)
             command.submits.append(submit)
             command.submits[-1].handle = handle
             return
@@ -219,6 +226,7 @@ class Agent:
     def _release(self, handle: int) -> None:
         self._handles.release(handle)
         self._metrics.forget(handle)
+        self._spans.forget(handle)
         if not self._handles:
             self._idle.set()
 
