@@ -1,18 +1,16 @@
 """Everything about gRPC that must be the same on both sides of a wire.
 
-Message limits, keepalive, reconnect backoff, heartbeats, the error interceptor,
-health and reflection live here and nowhere else; credentials are made by
-`services.common.tls`. Channels and servers are made inside a running loop, never
-before a fork.
+Message limits, keepalive, reconnect backoff, heartbeats, health and reflection live
+here and nowhere else; credentials are made by `services.common.tls`, and how a failed
+call ends is told in `services.common.rpc_errors`. Channels and servers are made inside
+a running loop, never before a fork.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
-import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
 
 import grpc
 import grpc.aio
@@ -20,11 +18,10 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from services.common import rich_status, tls
-from services.common.errors import InternalError, ShoalError, StartupError
+from services.common import tls
+from services.common.errors import StartupError
+from services.common.rpc_errors import ErrorInterceptor
 from services.common.tls import NO_TLS, TlsFiles
-
-log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # between Shoal's own services
 MAX_PUBLIC_MESSAGE_BYTES = 16 * 1024 * 1024  # from clients of the gateway
@@ -38,7 +35,6 @@ PEER_TIMEOUT_SECONDS = 5.0
 IDLE_HEARTBEAT_SECONDS = 6.0
 IDLE_PEER_TIMEOUT_SECONDS = 15.0
 
-_STATUS_SECONDS = 1.0  # in which a client that reads at all takes a status
 # Calls of one connection to the gateway. Calls that ended while their client does not read
 # count, so that such a client cannot pile them up; beyond, a connection's calls wait.
 _MAX_PUBLIC_STREAMS = 4096
@@ -102,7 +98,8 @@ class Server:
 
     Register servicers on `self.grpc`, then `await start(address)`. Health starts as
     NOT_SERVING for every service and for the server as a whole (""). `interceptors` see
-    a call before it reaches a servicer and may raise ShoalErrors; `options` are added.
+    a call before it reaches a servicer and may raise ShoalErrors; `options` are added, or
+    replace those of the same name.
     """
 
     def __init__(
@@ -114,8 +111,8 @@ class Server:
         options: Sequence[tuple[str, int]] = (),
     ) -> None:
         self.grpc = grpc.aio.server(
-            options=(*server_options(public=public), *options),
-            interceptors=[_ErrorInterceptor(), *interceptors],
+            options=tuple({**dict(server_options(public=public)), **dict(options)}.items()),
+            interceptors=[ErrorInterceptor(), *interceptors],
         )
         self._names = ["", *service_names]
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
@@ -200,86 +197,3 @@ class Outbox(Generic[M]):
             await write(message)
             if not self._dirty.is_set():
                 self._idle.set()
-
-
-async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: ShoalError) -> None:
-    """Ends a call with an error's status, message and rich details.
-
-    The status goes out behind the messages before it, so that a client which does not
-    read holds it up. The handler does not stay for such a client: it ends as cancelled,
-    and gRPC keeps the status until the client reads, or is gone.
-    """
-    try:
-        async with asyncio.timeout(_STATUS_SECONDS):
-            await context.abort(
-                error.status.grpc, rich_status.short_message(error), rich_status.trailers(error)
-            )
-    except TimeoutError:
-        raise asyncio.CancelledError
-
-
-if TYPE_CHECKING:
-    _ServerInterceptor = grpc.aio.ServerInterceptor[Any, Any]
-else:
-    _ServerInterceptor = grpc.aio.ServerInterceptor  # generic in its type stubs only
-
-
-class _ErrorInterceptor(_ServerInterceptor):
-    """Turns errors that leave a handler into statuses. One of two broad excepts in Shoal."""
-
-    async def intercept_service(
-        self, continuation: Any, handler_call_details: grpc.HandlerCallDetails
-    ) -> Any:
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        method = handler_call_details.method
-        if handler.response_streaming:
-            kind = "stream_stream" if handler.request_streaming else "unary_stream"
-            wrap: Any = _wrap_stream
-        else:
-            kind = "stream_unary" if handler.request_streaming else "unary_unary"
-            wrap = _wrap_unary
-        inner = getattr(handler, kind)
-        if not (inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner)):
-            return handler  # health and reflection bring their own kinds of handlers
-        make = getattr(grpc, f"{kind}_rpc_method_handler")
-        return make(
-            wrap(inner, method),
-            request_deserializer=handler.request_deserializer,
-            response_serializer=handler.response_serializer,
-        )
-
-
-def _wrap_unary(inner: Any, method: str) -> Any:
-    async def call(request: Any, context: Any) -> Any:
-        try:
-            return await inner(request, context)
-        except ShoalError as error:
-            await abort_with(context, error)
-        except (asyncio.CancelledError, grpc.aio.AbortError):
-            raise
-        except Exception:
-            log.exception("fault in %s", method)
-            await abort_with(context, InternalError("internal error"))
-
-    return call
-
-
-def _wrap_stream(inner: Any, method: str) -> Any:
-    if inspect.isasyncgenfunction(inner):
-
-        async def iterate(request: Any, context: Any) -> AsyncIterator[Any]:
-            try:
-                async for response in inner(request, context):
-                    yield response
-            except ShoalError as error:
-                await abort_with(context, error)
-            except (asyncio.CancelledError, grpc.aio.AbortError):
-                raise
-            except Exception:
-                log.exception("fault in %s", method)
-                await abort_with(context, InternalError("internal error"))
-
-        return iterate
-    return _wrap_unary(inner, method)

@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 
 from services.common.errors import Unauthenticated
-from services.common.rpc import abort_with
+from services.common.rpc_errors import abort_with
 from services.gateway.keys import KeyRing
 
 _OPEN_PREFIX = "/grpc.health.v1.Health/"  # for probes, which have no keys

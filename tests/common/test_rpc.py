@@ -231,3 +231,19 @@ async def test_messages_over_4_mib_pass(stub: worker_pb2_grpc.WorkerAsyncStub) -
 
 def test_an_error_keeps_its_message() -> None:
     assert str(ShoalError("a sentence")) == "a sentence"
+
+
+@pytest.mark.parametrize("method", ["GetInfo", "Generate"])
+async def test_bytes_that_are_no_message_are_the_clients_fault(
+    servicer: Failing, channel: grpc.aio.Channel, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    call: Any = channel.stream_stream(
+        f"/shoal.v1.Worker/{method}", request_serializer=bytes, response_deserializer=bytes
+    )(iter([b"\xff" * 20]))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        while await call.read():
+            pass
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "not a message" in str(caught.value.details())
+    assert not caplog.records
+    assert not servicer.entered.is_set()
