@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import httpx
+import openai
 import pytest
 import uvicorn
 from prometheus_client import CollectorRegistry, Counter
@@ -62,4 +63,13 @@ async def address(gateway: FakeGateway, config: GatewayConfig) -> AsyncIterator[
 async def client(address: tuple[str, int]) -> AsyncIterator[httpx.AsyncClient]:
     url = f"http://{address[0]}:{address[1]}"
     async with httpx.AsyncClient(base_url=url, trust_env=False, verify=False) as client:
+        yield client
+
+
+@pytest.fixture
+async def sdk(address: tuple[str, int]) -> AsyncIterator[openai.AsyncOpenAI]:
+    """The official client, which retries nothing by itself."""
+    async with openai.AsyncOpenAI(
+        base_url=f"http://{address[0]}:{address[1]}/v1", api_key="none", max_retries=0
+    ) as client:
         yield client

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import openai
 import pytest
 
@@ -17,14 +15,6 @@ from services.common.errors import (
 )
 from services.gateway.domain import Chunk, GenerationRequest, TokenLogprobs
 from tests.gateway.rest.fake import MODEL, FakeGateway, FakeGeneration
-
-
-@pytest.fixture
-async def sdk(address: tuple[str, int]) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(
-        base_url=f"http://{address[0]}:{address[1]}/v1", api_key="none", max_retries=0
-    ) as client:
-        yield client
 
 
 async def test_chat(sdk: openai.AsyncOpenAI) -> None:

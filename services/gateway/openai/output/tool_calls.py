@@ -208,7 +208,7 @@ class ToolCallParser:
         rest, mark = self._buffer.lstrip(), self._syntax.closing
         if len(rest) < len(mark) and mark.startswith(rest):
             return False
-        if rest.startswith(mark):
+        if mark and rest.startswith(mark):
             self._buffer = rest[len(mark) :]
         self._at_edge = True
         self._state = "text"
