@@ -34,7 +34,6 @@ from tests.gateway.rest.helpers import (
     error_of,
     events,
 )
-from tests.gateway.rest.test_openai_sdk import sdk  # noqa: F401  # a fixture
 
 WEATHER = {
     "type": "function",
@@ -337,12 +336,11 @@ class Weather(BaseModel):
     city: str
 
 
-async def test_sdk(sdk: openai.AsyncOpenAI, gateway: FakeGateway) -> None:  # noqa: F811
+async def test_sdk(sdk: openai.AsyncOpenAI, gateway: FakeGateway) -> None:
     gateway.model_dialect = Dialect("hermes", "qwen3")
-    text = f"<think>Hm.</think>\n{CALLS.partition(chr(10))[2].replace('clock', 'Weather')}"
-    gateway.script = in_pieces(
-        text.replace('"weather"', '"Weather"').replace("{}", '{"city":""}'), 5
-    )
+    text = CALLS.replace("I look.", "<think>Hm.</think>").replace("clock", "Weather")
+    text = text.replace("weather", "Weather").replace("{}", '{"city":""}')
+    gateway.script = in_pieces(text, 5)
     tool = openai.pydantic_function_tool(Weather)
     messages: Any = HI
     parsed = await sdk.chat.completions.parse(model=MODEL, messages=messages, tools=[tool])
