@@ -47,6 +47,9 @@ class FleetConfig:
     log_level: str = borrow(GatewayConfig, "log_level")
     log_format: str = borrow(GatewayConfig, "log_format")
 
+    max_buffer_bytes: int = borrow(GatewayConfig, "max_buffer_bytes")
+    unread_timeout: float = borrow(GatewayConfig, "unread_timeout")
+
     api_key: tuple[str, ...] = borrow(GatewayConfig, "api_key")
     api_key_file: str = borrow(GatewayConfig, "api_key_file")
     cors_origins: tuple[str, ...] = borrow(GatewayConfig, "cors_origins")
@@ -74,13 +77,19 @@ class FleetConfig:
     max_queue: int = borrow(WorkerConfig, "max_queue")
     max_prefill_tokens: int = borrow(WorkerConfig, "max_prefill_tokens")
     disable_overlap: bool = borrow(WorkerConfig, "disable_overlap")
+    deterministic: bool = borrow(WorkerConfig, "deterministic")
 
     cache: str = borrow(WorkerConfig, "cache")
     page_size: int = borrow(WorkerConfig, "page_size")
     num_pages: int = borrow(WorkerConfig, "num_pages")
 
     def __post_init__(self) -> None:
-        for name, least in (("gateways", 1), ("workers", 1), ("tokenizers", 1), ("detokenizers", 0)):
+        for name, least in (
+            ("gateways", 1),
+            ("workers", 1),
+            ("tokenizers", 1),
+            ("detokenizers", 0),
+        ):
             if getattr(self, name) < least:
                 raise ValueError(f"--{name} must be at least {least}")
         if not 0 <= self.port <= 65535:

@@ -15,12 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from services.common.errors import StartupError
 from services.common.process import child_environment
 from services.fleet.config import FleetConfig
 from services.fleet.display import Display, SilentDisplay
-from services.fleet.ports import SharedPort, port_of, require_free
 from services.fleet.plan import Role, ServiceSpec, plan_fleet, service_environment
+from services.fleet.ports import SharedPort, port_of, require_free
 from services.fleet.probes import (
     GatewayProbe,
     HealthProbe,
@@ -212,12 +211,16 @@ class LocalFleet:
         """Takes the ports, free ones where none was asked for, if several gateways share them."""
         if self.config.gateways == 1:
             return
-        for name in ("port", "grpc_port"):
-            number = getattr(self.config, name)
-            if number >= 0:
-                shared = SharedPort(self.config.host, number)
-                self._shared_ports.append(shared)
-                self.config = dataclasses.replace(self.config, **{name: shared.number})
+        port = self._share(self.config.port)
+        grpc_port = self.config.grpc_port
+        if grpc_port >= 0:
+            grpc_port = self._share(grpc_port)
+        self.config = dataclasses.replace(self.config, port=port, grpc_port=grpc_port)
+
+    def _share(self, port: int) -> int:
+        shared = SharedPort(self.config.host, port)
+        self._shared_ports.append(shared)
+        return shared.number
 
     def _pin_gateway(self) -> None:
         """Has a restarted gateway listen where the first one did, whatever ports were asked for."""

@@ -137,9 +137,9 @@ def _operator_routes(
 
     async def metrics(request: Request) -> Response:
         if config.reuse_port:
-            raise ModelNotFound(
-                "several gateways share this port and each has metrics of its own, at its"
-                " --admin-address"
+            return PlainTextResponse(
+                "several gateways share this port; each has its metrics at its --admin-address\n",
+                404,
             )
         return metrics_response(registry)
 

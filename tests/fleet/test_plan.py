@@ -71,6 +71,7 @@ def test_each_service_gets_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
         port=0,
         grpc_port=-1,
         admin_address="unix:/run/f/gateway.admin.sock",
+        gateway_id="gateway",
         model="m.gguf",
         log_format="json",
         tokenizer_addresses=("unix:/run/f/tokenizer-0.sock",),
@@ -94,6 +95,15 @@ def test_each_service_gets_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
         disable_overlap=True,
         num_threads=2,
     )
+
+
+def test_several_gateways_share_the_ports_and_keep_apart_what_is_theirs() -> None:
+    specs = plan_fleet(FleetConfig(gateways=2, port=8000), RUN)
+    gateways = [_read(GatewayConfig, spec) for spec in specs if spec.role == "gateway"]
+    assert [spec.name for spec in specs[:2]] == ["gateway-0", "gateway-1"]
+    assert [gateway.gateway_id for gateway in gateways] == ["gateway-0", "gateway-1"]
+    assert all(gateway.reuse_port and gateway.port == 8000 for gateway in gateways)
+    assert len({gateway.admin_address for gateway in gateways}) == 2
 
 
 def test_keys_reach_the_gateway_alone_and_by_no_command_line() -> None:

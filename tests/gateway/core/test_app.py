@@ -178,7 +178,7 @@ async def test_decoding_inside_the_gateway(tmp_path: Path) -> None:
 
 
 def test_a_client_that_takes_nothing_is_lost() -> None:
-    with app_module._listen("127.0.0.1", 0, 0.3) as listener:
+    with app_module._listen(GatewayConfig(port=0, unread_timeout=0.3)) as listener:
         listener.listen()
         listener.setblocking(True)
         with socket.create_connection(listener.getsockname()), listener.accept()[0] as connection:
