@@ -7,6 +7,7 @@ OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER, OTEL_EXPORTER_OTLP_HEADERS, OTEL_
 from __future__ import annotations
 
 import os
+import threading
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -21,7 +22,8 @@ from services import __version__
 from services.common.tracing import Attributes, Kind, Span, TraceContext
 
 _KINDS = {"server": SpanKind.SERVER, "internal": SpanKind.INTERNAL}
-_EXPORT_SECONDS = 5  # for one batch, and so about the longest delay of a process's end
+_EXPORT_SECONDS = 5  # for one batch
+_CLOSE_SECONDS = 2.0  # for what is left at the end, which a collector that is away may not hold up
 _W3C = TraceContextTextMapPropagator()
 
 
@@ -35,9 +37,9 @@ class OtelTracing:
         # The environment's name and attributes win.
         named = os.environ.get("OTEL_SERVICE_NAME") or f"shoal-{service}"
         resource = Resource.create({SERVICE_NAME: named, SERVICE_VERSION: __version__})
-        exporter = OTLPSpanExporter(endpoint=endpoint or None, timeout=_EXPORT_SECONDS)
+        self._exporter = OTLPSpanExporter(endpoint=endpoint or None, timeout=_EXPORT_SECONDS)
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("shoal", __version__)
 
     def start(
@@ -70,7 +72,10 @@ class OtelTracing:
         span.end(end_time=max(start_ns, end_ns))
 
     def close(self) -> None:
+        giving_up = threading.Timer(_CLOSE_SECONDS, self._exporter.shutdown)
+        giving_up.start()
         self._provider.shutdown()
+        giving_up.cancel()
 
 
 class OtelSpan:

@@ -1,0 +1,176 @@
+"""Services as processes of their own, joined by TCP: what containers are in a cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+
+import httpx
+
+from tests.integration.served import eventually
+
+_LISTENING = re.compile(r'"message": "listening".*"address": "([^"]+)"')
+FAKE = ("--model", "byte", "--engine", "fake")
+
+
+class ServiceProcess:
+    """One `shoal ROLE`, its log lines, and where it says that it listens."""
+
+    def __init__(self, role: str, *flags: str, env: Mapping[str, str] | None = None) -> None:
+        self.role = role
+        self.log: list[str] = []
+        self.stdout: list[str] = []
+        variables = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **(env or {})}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "services", role, "--log-format=json", *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **variables},
+            text=True,
+        )
+        self._readers = [
+            threading.Thread(target=self._read, args=(stream, lines), daemon=True)
+            for stream, lines in (
+                (self.process.stdout, self.stdout),
+                (self.process.stderr, self.log),
+            )
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    @staticmethod
+    def _read(stream: object, lines: list[str]) -> None:
+        for line in stream:  # type: ignore[attr-defined]
+            lines.append(line.rstrip("\n"))
+
+    @property
+    def address(self) -> str:
+        """Where its gRPC server listens."""
+        return self._wait_for(self.log, _LISTENING).group(1)
+
+    @property
+    def endpoints(self) -> dict[str, str]:
+        """A gateway's {"http": "host:port", "grpc": ...}."""
+        found: dict[str, str] = json.loads(
+            self._wait_for(self.stdout, re.compile(r'(\{"http".*\})')).group(1)
+        )
+        return found
+
+    def wait_for_log(self, pattern: str, *, timeout: float = 60) -> str:
+        """The first log line, past or to come, that matches."""
+        return self._wait_for(self.log, re.compile(pattern), timeout=timeout).string
+
+    def _wait_for(
+        self, lines: list[str], pattern: re.Pattern[str], *, timeout: float = 60
+    ) -> re.Match[str]:
+        found: list[re.Match[str]] = []
+
+        def check() -> bool:
+            found[:] = [match for line in list(lines) if (match := pattern.search(line))]
+            return bool(found) or self.process.poll() is not None
+
+        def story() -> str:
+            return f"{self.role} printed no {pattern.pattern!r}: {self.log[-20:]}"
+
+        eventually(check, timeout=timeout, what=story)
+        assert found, story()
+        return found[0]
+
+    @property
+    def num_fds(self) -> int:
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def stop(self) -> int:
+        """Ends it by SIGTERM; returns the exit status."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        for reader in self._readers:
+            reader.join(10)
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+        return self.process.returncode
+
+    def __enter__(self) -> ServiceProcess:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+class TcpFleet:
+    """A gateway, a tokenizer, a detokenizer and a worker with the fake engine, over TCP.
+
+    `backend` flags go to the services behind the gateway, `gateway` flags to it.
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: tuple[str, ...] = (),
+        gateway: tuple[str, ...] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.services: list[ServiceProcess] = []
+        listen = ("--address=127.0.0.1:0", "--model=byte", *backend)
+        try:
+            self.tokenizer = self._start("tokenizer", *listen, env=env)
+            self.detokenizer = self._start("detokenizer", *listen, env=env)
+            self.worker = self._start("worker", *listen, "--engine=fake", env=env)
+            self.gateway = self._start(
+                "gateway",
+                *("--port=0", "--grpc-port=0"),
+                f"--tokenizer-addresses={self.tokenizer.address}",
+                f"--detokenizer-addresses={self.detokenizer.address}",
+                f"--worker-addresses={self.worker.address}",
+                *gateway,
+                env=env,
+            )
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self, role: str, *flags: str, env: Mapping[str, str] | None) -> ServiceProcess:
+        service = ServiceProcess(role, *flags, env=env)
+        self.services.append(service)
+        return service
+
+    def wait_ready(self, client: httpx.Client) -> None:
+        """Returns once the gateway can serve; `client` knows its base URL."""
+
+        def ready() -> bool:
+            return client.get("/readyz").status_code == 200
+
+        eventually(ready, timeout=60, what=lambda: str([s.log[-5:] for s in self.services]))
+
+    def stop(self) -> list[int]:
+        """Ends all; returns the exit statuses, the gateway's first."""
+        return [service.stop() for service in reversed(self.services)]
+
+    def __enter__(self) -> TcpFleet:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
