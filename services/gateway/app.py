@@ -35,6 +35,7 @@ from services.gateway.servicer import InferenceServicer
 log = logging.getLogger(__name__)
 
 SERVICE = "shoal.v1.Inference"
+_BACKLOG = 2048  # connections that wait to be accepted
 # What connections get, after the streams have ended, to take in their last bytes.
 _LINGER_SECONDS = 2
 
@@ -213,6 +214,7 @@ def _listen(config: GatewayConfig) -> socket.socket:
             # keeps its request for ever: no write of it ends, and none fails.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread_ms)
             listener.bind(address)
+            listener.listen(_BACKLOG)  # before anybody is told the address
             closing.pop_all()
     except OSError as error:
         raise StartupError(f"cannot listen on {_address(host, port)}: {error.strerror}")
