@@ -11,20 +11,28 @@ from services.worker.native.kernels import Kernels
 
 
 class NativeBackend:
-    """Paged attention in float32 for the head sizes that have a kernel."""
+    """Paged attention in float32 for the head sizes that have a kernel.
 
-    def __init__(self, pool: KvPool, kernels: Kernels) -> None:
+    With `uniform` a token's result is the same bits whether it is decoded or prefilled, in
+    whatever chunk and company.
+    """
+
+    def __init__(self, pool: KvPool, kernels: Kernels, *, uniform: bool = False) -> None:
         self._pool = pool
         self._kernels = kernels
+        self._uniform = uniform
 
     def plan(self, metadata: AttentionMetadata) -> NativePlan:
-        return NativePlan(self._pool, self._kernels, metadata)
+        return NativePlan(self._pool, self._kernels, metadata, uniform=self._uniform)
 
 
 class NativePlan:
     """One step of `NativeBackend`."""
 
-    def __init__(self, pool: KvPool, kernels: Kernels, metadata: AttentionMetadata) -> None:
+    def __init__(
+        self, pool: KvPool, kernels: Kernels, metadata: AttentionMetadata, *, uniform: bool
+    ) -> None:
+        self._uniform = uniform
         self._pool = pool
         self._kernels = kernels
         self._tables = _int32(metadata.page_tables)  # [rows, pages]
@@ -41,7 +49,14 @@ class NativePlan:
         keys, values = self._pool.k[layer], self._pool.v[layer]
         self._kernels.kv_write(keys, values, k, v, self._pages, self._slots)
         return self._kernels.paged_attention(
-            q.contiguous(), keys, values, self._tables, self._starts, self._query_lens, self._scale
+            q.contiguous(),
+            keys,
+            values,
+            self._tables,
+            self._starts,
+            self._query_lens,
+            self._scale,
+            uniform=self._uniform,
         )
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 import torch
 
+from services.common.errors import StartupError
 from services.worker.attention.base import AttentionBackend
 from services.worker.attention.cpu import CpuBackend
 from services.worker.attention.native import NativeBackend
@@ -25,9 +27,18 @@ def create_backend(
     num_kv_heads: int,
     head_dim: int,
     dtype: torch.dtype,
+    deterministic: bool = False,
 ) -> AttentionBackend:
-    """The backend over a new pool; auto is cpu, by native kernels where they can be had."""
+    """The backend over a new pool; auto is cpu, by native kernels where they can be had.
+
+    Raises StartupError if it cannot be `deterministic`: only the native kernels can.
+    """
     kernels = _kernels(head_dim, dtype) if name != "torch_reference" else None
+    if deterministic and kernels is None:
+        raise StartupError(
+            "--deterministic needs the native kernels: --attention-backend cpu, --dtype float32,"
+            f" a C++ compiler, and a head size of {_listed(HEAD_DIMS)} (the model's is {head_dim})"
+        )
     pool = KvPool.allocate(
         num_layers=num_layers,
         num_pages=num_pages,
@@ -39,7 +50,13 @@ def create_backend(
     )
     if name == "torch_reference":
         return TorchReferenceBackend(pool)
-    return NativeBackend(pool, kernels) if kernels is not None else CpuBackend(pool)
+    if kernels is None:
+        return CpuBackend(pool)
+    return NativeBackend(pool, kernels, uniform=deterministic)
+
+
+def _listed(sizes: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(sizes)))
 
 
 def _kernels(head_dim: int, dtype: torch.dtype) -> Kernels | None:

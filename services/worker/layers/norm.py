@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from services.worker.layers.loadable import Loadable, Shard, empty_parameter
+from services.worker.native.kernels import Kernels
 
 
 class RmsNorm(Loadable):
@@ -19,10 +20,13 @@ class RmsNorm(Loadable):
         self._size = size
         self._eps = eps
         self.weight = empty_parameter(size, dtype=dtype)
+        self.kernels: Kernels | None = None  # torch computes without
 
     def shards(self) -> Iterator[Shard]:
         yield Shard(f"{self._name}.weight", (self._size,), "weight", 0, self._size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: [..., size] -> the same shape"""
+        if self.kernels is not None:
+            return self.kernels.rms_norm(x, self.weight, self._eps)
         return F.rms_norm(x, (self._size,), self.weight, self._eps)

@@ -19,10 +19,17 @@ class Parallel:
 
     rank: int = 0
     size: int = 1
+    ordered: bool = False  # sums run in the order of the ranks, whatever the tensor's size
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over the ranks, in place."""
-        if self.size > 1:
+        if self.size > 1 and self.ordered:
+            parts = [torch.empty_like(x) for _ in range(self.size)]
+            dist.all_gather(parts, x)
+            torch.add(parts[0], parts[1], out=x)
+            for part in parts[2:]:
+                x += part
+        elif self.size > 1:
             dist.all_reduce(x)
         return x
 
@@ -30,6 +37,13 @@ class Parallel:
         """The ranks' [rows, columns] side by side on rank 0; None on the others."""
         if self.size == 1:
             return x
+        if x.is_cuda:  # to all: a gather of NCCL is point to point, which graphs bear less well
+            rows, columns = x.shape
+            whole = x.new_empty(self.size * rows, columns)
+            dist.all_gather_into_tensor(whole, x.contiguous())
+            if self.rank > 0:
+                return None
+            return whole.view(self.size, rows, columns).transpose(0, 1).reshape(rows, -1)
         parts = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else None
         dist.gather(x.contiguous(), parts, dst=0)
         return torch.cat(parts, dim=1) if parts is not None else None
@@ -39,6 +53,15 @@ class Parallel:
         if self.size > 1:
             dist.broadcast(x, src=0)
         return x
+
+    def extremes(self, value: int) -> tuple[int, int]:
+        """The least and the greatest of the ranks' values."""
+        if self.size == 1:
+            return value, value
+        both = torch.tensor([value, -value], dtype=torch.int64)
+        dist.all_reduce(both, op=dist.ReduceOp.MIN)
+        least, negative_most = both.tolist()
+        return int(least), -int(negative_most)
 
     def share(self, total: int, what: str) -> int:
         """A rank's share of `total` things. Raises StartupError if they do not divide."""

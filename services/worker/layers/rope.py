@@ -38,19 +38,45 @@ class RopeConfig:
     frequency_divisors: tuple[float, ...] = ()  # a GGUF file's own scaling, [head_dim / 2]
 
 
+_TABLE_BLOCK = 1024  # positions
+
+
 class Rope:
-    """Turns positions into angles; holds head_dim / 2 inverse frequencies."""
+    """Turns positions into angles; holds head_dim / 2 inverse frequencies.
+
+    On a CPU it looks cosines and sines up in a table that grows by blocks, each computed
+    once: a position's are the same bits in every batch, and cost a copy.
+    """
 
     def __init__(self, config: RopeConfig, head_dim: int, device: torch.device) -> None:
         self._inv_freq, self._scale = frequencies(config, head_dim)
         self._inv_freq = self._inv_freq.to(device)
+        self._table: torch.Tensor | None = None  # [positions, 2, head_dim / 2]
+        if device.type == "cpu":
+            self._table = self._inv_freq.new_empty(0, 2, head_dim // 2)
 
     def angles(
         self, positions: torch.Tensor, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """positions: [tokens] -> cosines and sines, each [tokens, 1, head_dim / 2]"""
-        angle = (positions.to(torch.float32)[:, None] * self._inv_freq)[:, None, :]
-        return (angle.cos() * self._scale).to(dtype), (angle.sin() * self._scale).to(dtype)
+        if self._table is None:
+            both = self._compute(positions)
+        else:
+            both = self._look_up(self._table, positions)
+        cos, sin = both.to(dtype).unbind(1)
+        return cos[:, None], sin[:, None]
+
+    def _compute(self, positions: torch.Tensor) -> torch.Tensor:
+        """positions: [tokens] -> cosines, then sines, [tokens, 2, head_dim / 2]"""
+        angle = positions.to(torch.float32)[:, None] * self._inv_freq
+        return torch.stack((angle.cos(), angle.sin()), dim=1) * self._scale
+
+    def _look_up(self, table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        while len(table) <= int(positions.max()):
+            block = torch.arange(len(table), len(table) + _TABLE_BLOCK)
+            table = torch.cat((table, self._compute(block)))
+        self._table = table
+        return table.index_select(0, positions)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from services.worker.attention.base import AttentionPlan
+from services.worker.layers.activation import SiluMul
 from services.worker.layers.embedding import LmHead, VocabEmbedding
-from services.worker.layers.linear import ColumnParallelLinear, Part, RowParallelLinear
+from services.worker.layers.linear import ColumnParallelLinear, Linear, Part, RowParallelLinear
 from services.worker.layers.norm import RmsNorm
 from services.worker.layers.parallel import Parallel
 from services.worker.layers.rope import Rope, rotate
 from services.worker.models.config import ModelConfig
 from services.worker.models.moe import SparseMlp
+from services.worker.native.kernels import Kernels
 
 
 class Decoder(nn.Module):
@@ -39,6 +40,17 @@ class Decoder(nn.Module):
         self.lm_head = LmHead("lm_head", *vocabulary)
         if config.tied:
             self.lm_head.tie(self.embed_tokens)
+
+    def compute_with(self, kernels: Kernels, *, linear: bool) -> None:
+        """Uses native kernels, for products too with `linear`; called before it is filled."""
+        for module in self.modules():
+            if isinstance(module, RmsNorm | SiluMul) or (linear and isinstance(module, Linear)):
+                module.kernels = kernels
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a forward pass on CUDA never waits for the device, as graphs need."""
+        return all(m.capturable for m in self.modules() if isinstance(m, SparseMlp))
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan
@@ -151,9 +163,9 @@ class Mlp(nn.Module):
             dtype=dtype,
             parallel=parallel,
         )
+        self.activation = SiluMul()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: [tokens, hidden] -> the same"""
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        out: torch.Tensor = self.down(F.silu(gate) * up)
+        out: torch.Tensor = self.down(self.activation(self.gate_up(x)))
         return out

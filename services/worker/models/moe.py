@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from services.worker.layers.activation import SiluMul
 from services.worker.layers.linear import ColumnParallelLinear, Part, RowParallelLinear
 from services.worker.layers.parallel import Parallel
 from services.worker.models.config import MoeConfig
@@ -25,6 +27,8 @@ class SparseMlp(nn.Module):
         super().__init__()
         self._config = config
         self._parallel = parallel
+        self._dtype = dtype
+        self._stacked: tuple[torch.Tensor, torch.Tensor] | None = None
         count = config.num_experts
         self.router = ColumnParallelLinear(
             hidden, [Part(f"{name}.gate", count, 0, count)], bias=False, dtype=dtype
@@ -34,17 +38,37 @@ class SparseMlp(nn.Module):
             for i in range(count)
         )
 
+    @property
+    def capturable(self) -> bool:
+        """Whether the experts can be computed without asking the device who chose which."""
+        return self._dtype == torch.bfloat16
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: [tokens, hidden] -> the same"""
         scores = self.router(x).float().softmax(dim=-1)
         weights, chosen = scores.topk(self._config.experts_per_token, dim=-1)
         if self._config.normalize:
             weights = weights / weights.sum(dim=-1, keepdim=True)
-        out = torch.zeros_like(x)
-        for expert, tokens, slots in _by_expert(chosen):
-            y = self.experts[expert](x[tokens]) * weights[tokens, slots, None].to(x.dtype)
-            out.index_add_(0, tokens, y)
+        if x.is_cuda and self.capturable:
+            if self._stacked is None:
+                self._stacked = self._stack()
+            out = grouped_experts(x, chosen, weights, *self._stacked)
+        else:
+            out = torch.zeros_like(x)
+            for expert, tokens, slots in _by_expert(chosen):
+                y = self.experts[expert](x[tokens]) * weights[tokens, slots, None].to(x.dtype)
+                out.index_add_(0, tokens, y)
         return self._parallel.all_reduce(out)
+
+    def _stack(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The experts' weights as two tensors, of which the experts keep views."""
+        experts = [cast(Expert, expert) for expert in self.experts]
+        gate_up = torch.stack([expert.gate_up.weight for expert in experts])
+        down = torch.stack([expert.down.weight for expert in experts])
+        for index, expert in enumerate(experts):
+            expert.gate_up.weight.data = gate_up[index]
+            expert.down.weight.data = down[index]
+        return gate_up, down
 
 
 class Expert(nn.Module):
@@ -70,12 +94,38 @@ class Expert(nn.Module):
             parallel=parallel,
             reduce=False,
         )
+        self.activation = SiluMul()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: [tokens, hidden] -> the same"""
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        out: torch.Tensor = self.down(F.silu(gate) * up)
+        out: torch.Tensor = self.down(self.activation(self.gate_up(x)))
         return out
+
+
+def grouped_experts(
+    x: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+) -> torch.Tensor:
+    """All experts in two grouped products over the tokens in order of their experts.
+
+    Nothing here waits for the device: the groups' bounds stay there. x: [tokens, hidden];
+    chosen, weights: [tokens, experts_per_token]; gate_up: [experts, 2 * size, hidden];
+    down: [experts, hidden, size] -> [tokens, hidden]
+    """
+    per_token = chosen.shape[1]
+    experts, order = chosen.flatten().sort(stable=True)
+    every = torch.arange(len(gate_up), device=x.device)
+    ends = torch.searchsorted(experts, every, right=True).to(torch.int32)  # [experts]
+    gate, up = F.grouped_mm(x[order // per_token], gate_up.transpose(1, 2), offs=ends).chunk(
+        2, dim=-1
+    )
+    y = F.grouped_mm(F.silu(gate) * up, down.transpose(1, 2), offs=ends)
+    # Back to the order of the tokens, so that each one's sum runs in the order of its choices.
+    y = y.index_select(0, order.argsort()).view(len(x), per_token, -1)
+    return (y * weights[:, :, None].to(y.dtype)).sum(dim=1)
 
 
 def _by_expert(chosen: torch.Tensor) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:

@@ -1,5 +1,5 @@
 // CPU kernels of the engine, in float32: paged attention that reads pages in
-// place.
+// place, and the linear, norm and activation of the deterministic mode.
 //
 // Plain C ABI, called through ctypes with raw pointers (which frees the GIL).
 // Compiled once per instruction set; vectors are GCC's vector extensions, so
@@ -7,7 +7,9 @@
 // that torch has loaded, so both share one pool of threads.
 //
 // A row's sums run in an order that depends on its own length and on nothing
-// else: not on its neighbours, nor on the number of threads.
+// else: not on its neighbours, nor on the number of threads. With `uniform`
+// attention a token's result does not depend either on whether it was decoded
+// or prefilled, in whatever chunk.
 
 #include <algorithm>
 #include <cmath>
@@ -75,6 +77,15 @@ struct Running {
   float maximum;
   float sum;
 };
+
+// A vector of `count` numbers, zeros after them, so that a tail takes the same path.
+inline vec load_part(const float* p, int count) {
+  vec v = vec{};
+  std::memcpy(&v, p, sizeof(float) * count);
+  return v;
+}
+
+inline void store_part(float* p, vec v, int count) { std::memcpy(p, &v, sizeof(float) * count); }
 
 // The sums of eight vectors, as one vector: three rounds of adding neighbours.
 inline vec sums(const vec (&v)[LANES]) {
@@ -269,7 +280,8 @@ template <int DIM>
 void attend(float* out, const float* query, const float* keys, const float* values,
             const int32_t* page_tables, int64_t table_stride, const int32_t* starts,
             const int32_t* query_lens, int rows, int heads, int kv_heads, int page_size,
-            int64_t page_stride, int64_t slot_stride, int64_t head_stride, float scale) {
+            int64_t page_stride, int64_t slot_stride, int64_t head_stride, float scale,
+            bool uniform) {
   const int group = heads / kv_heads;
   const int64_t token_stride = int64_t(heads) * DIM;
   std::vector<Task> tasks;
@@ -288,12 +300,50 @@ void attend(float* out, const float* query, const float* keys, const float* valu
                     slot_stride, page_size};
     const int32_t* pages = page_tables + row * table_stride;
     const int64_t at = (offsets[row] + first) * token_stride + int64_t(kv_head) * group * DIM;
-    if (query_lens[row] == 1)
+    if (query_lens[row] == 1 && !uniform)
       decode<DIM>(pool, pages, starts[row] + 1, query + at, out + at, group, scale);
     else
       prefill<DIM>(pool, pages, starts[row] + first, std::min(QUERY_TILE, query_lens[row] - first),
                    query + at, out + at, token_stride, group, scale);
   }
+}
+
+// --- linear ---
+
+constexpr int PANEL = 2 * LANES;  // outputs computed together
+constexpr int ROW_BLOCK = 6;      // rows computed together: 12 sums, in registers
+constexpr int ROW_TILE = 96;      // rows whose inputs stay in the second-level cache
+
+// Each output is one chain of multiply-adds over its inputs in order, whatever rows it is
+// computed with. panel: [in, PANEL]; x: rows `in` apart; out: rows `stride` apart.
+template <int ROWS>
+void linear_rows(const float* x, const float* panel, const float* bias, int in, float* out,
+                 int64_t stride, int width) {
+  vec low[ROWS] = {}, high[ROWS] = {};
+  for (int k = 0; k < in; ++k) {
+    const vec w0 = load(panel + int64_t(k) * PANEL), w1 = load(panel + int64_t(k) * PANEL + LANES);
+    for (int r = 0; r < ROWS; ++r) {
+      const float value = x[int64_t(r) * in + k];
+      low[r] += value * w0;
+      high[r] += value * w1;
+    }
+  }
+  for (int r = 0; r < ROWS; ++r) {
+    alignas(64) float sums[PANEL];
+    store(sums, low[r]);
+    store(sums + LANES, high[r]);
+    for (int n = 0; n < width; ++n) out[r * stride + n] = bias ? sums[n] + bias[n] : sums[n];
+  }
+}
+
+void linear_tile(const float* x, const float* panel, const float* bias, int rows, int in,
+                 float* out, int64_t stride, int width) {
+  using Kernel = decltype(&linear_rows<1>);
+  constexpr Kernel kernels[] = {linear_rows<1>, linear_rows<2>, linear_rows<3>,
+                                linear_rows<4>, linear_rows<5>, linear_rows<ROW_BLOCK>};
+  for (int r = 0; r < rows; r += ROW_BLOCK)
+    kernels[std::min(rows - r, ROW_BLOCK) - 1](x + int64_t(r) * in, panel, bias, in,
+                                               out + r * stride, stride, width);
 }
 
 }  // namespace
@@ -305,16 +355,18 @@ extern "C" {
 // out, query: [tokens, heads, dim], the rows' tokens one after the other.
 // keys, values: pools whose strides are given in floats; dim is contiguous.
 // page_tables: [rows, table_stride]; starts, query_lens: [rows].
+// uniform: one order of sums for decoded and prefilled tokens, which is slower.
 // Returns 0, or 1 if there is no kernel for this head size.
 int shoal_paged_attention(float* out, const float* query, const float* keys, const float* values,
                           const int32_t* page_tables, int64_t table_stride, const int32_t* starts,
                           const int32_t* query_lens, int rows, int heads, int kv_heads, int dim,
                           int page_size, int64_t page_stride, int64_t slot_stride,
-                          int64_t head_stride, float scale) {
+                          int64_t head_stride, float scale, int uniform) {
 #define SHOAL_DIM(D)                                                                            \
   case D:                                                                                       \
     attend<D>(out, query, keys, values, page_tables, table_stride, starts, query_lens, rows,    \
-              heads, kv_heads, page_size, page_stride, slot_stride, head_stride, scale);        \
+              heads, kv_heads, page_size, page_stride, slot_stride, head_stride, scale,         \
+              uniform != 0);                                                                    \
     return 0;
   switch (dim) {
     SHOAL_DIM(8)
@@ -345,6 +397,68 @@ void shoal_kv_write(float* keys, float* values, const float* k, const float* v,
                   dim * sizeof(float));
       std::memcpy(values + where + h * head_stride, v + t * v_token_stride + int64_t(h) * dim,
                   dim * sizeof(float));
+    }
+  }
+}
+
+// y = x W^T + bias.
+//
+// x: [rows, in]; packed: [outputs / PANEL, in, PANEL], zeros past the last output;
+// bias: [outputs] or null; out: [rows, outputs].
+void shoal_linear(float* out, const float* x, const float* packed, const float* bias, int rows,
+                  int in, int outputs) {
+  const int panels = (outputs + PANEL - 1) / PANEL;
+  const int tiles = (rows + ROW_TILE - 1) / ROW_TILE;
+#pragma omp parallel for collapse(2) schedule(static)
+  for (int t = 0; t < tiles; ++t)
+    for (int p = 0; p < panels; ++p) {
+      const int first = t * ROW_TILE, column = p * PANEL;
+      linear_tile(x + int64_t(first) * in, packed + int64_t(p) * in * PANEL,
+                  bias ? bias + column : nullptr, std::min(ROW_TILE, rows - first), in,
+                  out + int64_t(first) * outputs + column, outputs,
+                  std::min(PANEL, outputs - column));
+    }
+}
+
+// out = x / rms(x) * weight over rows of `size`.
+void shoal_rms_norm(float* out, const float* x, const float* weight, int rows, int size,
+                    float eps) {
+#pragma omp parallel for schedule(static) if (rows > 16)
+  for (int r = 0; r < rows; ++r) {
+    const float* row = x + int64_t(r) * size;
+    float* to = out + int64_t(r) * size;
+    vec even = vec{}, odd = vec{};
+    int i = 0;
+    for (; i + 2 * LANES <= size; i += 2 * LANES) {
+      const vec a = load(row + i), b = load(row + i + LANES);
+      even += a * a;
+      odd += b * b;
+    }
+    for (; i < size; i += LANES) {
+      const vec a = load_part(row + i, std::min(LANES, size - i));
+      even += a * a;
+    }
+    const float inverse = 1.0f / std::sqrt(sum(even + odd) / float(size) + eps);
+    for (i = 0; i + LANES <= size; i += LANES)
+      store(to + i, load(row + i) * inverse * load(weight + i));
+    for (; i < size; ++i) to[i] = row[i] * inverse * weight[i];
+  }
+}
+
+// out = silu(gate) * up; gate_up: [rows, gate then up, each `size`]; out: [rows, size].
+void shoal_silu_mul(float* out, const float* gate_up, int rows, int size) {
+#pragma omp parallel for schedule(static) if (rows > 16)
+  for (int r = 0; r < rows; ++r) {
+    const float* gate = gate_up + int64_t(r) * 2 * size;
+    const float* up = gate + size;
+    float* to = out + int64_t(r) * size;
+    for (int i = 0; i < size; i += LANES) {
+      const int count = std::min(LANES, size - i);
+      const vec g = load_part(gate + i, count);
+      const vec small = exp_nonpositive(g < 0.0f ? g : -g);  // e^-|g|: never overflows
+      const vec one = splat(1.0f);
+      const vec sigmoid = (g < 0.0f ? small : one) / (one + small);
+      store_part(to + i, g * sigmoid * load_part(up + i, count), count);
     }
   }
 }

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.worker.native.kernels import HEAD_DIMS, Kernels
+from services.worker.native.kernels import HEAD_DIMS, Kernels, pack_linear
 
 
 @pytest.fixture(scope="module")
@@ -122,3 +122,65 @@ def test_kv_write(kernels: Kernels) -> None:
     expected[0, where], expected[1, where] = k, v
     assert torch.equal(keys.reshape(40, kv_heads, dim), expected[0])
     assert torch.equal(values.reshape(40, kv_heads, dim), expected[1])
+
+
+@pytest.mark.parametrize(("in_size", "out_size"), [(64, 96), (33, 131), (576, 40), (1, 16)])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_linear_is_right_and_rows_do_not_depend_on_each_other(
+    kernels: Kernels, in_size: int, out_size: int, with_bias: bool
+) -> None:
+    torch.manual_seed(in_size)
+    weight, x = torch.randn(out_size, in_size), torch.randn(203, in_size)
+    bias = torch.randn(out_size) if with_bias else None
+    packed = pack_linear(weight)
+    whole = kernels.linear(x, packed, out_size, bias)
+    expected = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    torch.testing.assert_close(whole.double(), expected, atol=1e-4, rtol=1e-4)
+    for first, count in ((0, 1), (7, 2), (100, 5), (96, 6), (3, 200)):
+        rows = slice(first, first + count)
+        assert torch.equal(kernels.linear(x[rows], packed, out_size, bias), whole[rows])
+
+
+@pytest.mark.parametrize("size", [7, 8, 64, 577])
+def test_rms_norm(kernels: Kernels, size: int) -> None:
+    torch.manual_seed(size)
+    x, weight = torch.randn(5, 3, size), torch.randn(size)
+    whole = kernels.rms_norm(x, weight, 1e-5)
+    expected = torch.nn.functional.rms_norm(x.double(), (size,), weight.double(), 1e-5)
+    torch.testing.assert_close(whole.double(), expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(kernels.rms_norm(x[1:2], weight, 1e-5), whole[1:2])
+
+
+@pytest.mark.parametrize("size", [5, 8, 77])
+def test_silu_mul(kernels: Kernels, size: int) -> None:
+    torch.manual_seed(size)
+    gate_up = torch.randn(9, 2 * size) * 20
+    gate_up[0, 0], gate_up[1, 0] = -1000.0, 1000.0
+    gate, up = gate_up.double().chunk(2, dim=1)
+    expected = torch.nn.functional.silu(gate) * up
+    whole = kernels.silu_mul(gate_up)
+    torch.testing.assert_close(whole.double(), expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(kernels.silu_mul(gate_up[4:5]), whole[4:5])
+
+
+def test_uniform_attention_is_the_same_bits_in_any_chunks(kernels: Kernels) -> None:
+    torch.manual_seed(3)
+    length, page_size, heads, kv_heads, dim = 150, 4, 6, 2, 16
+    keys, values = torch.randn(2, 40, page_size, kv_heads, dim)
+    query = torch.randn(length, heads, dim)
+    table = torch.randperm(40, dtype=torch.int32)[None]
+
+    def attend(start: int, count: int, *, uniform: bool = True) -> Tensor:
+        starts, lens = (torch.tensor([n], dtype=torch.int32) for n in (start, count))
+        part = query[start : start + count].contiguous()
+        return kernels.paged_attention(
+            part, keys, values, table, starts, lens, dim**-0.5, uniform=uniform
+        )
+
+    whole = attend(0, length)
+    for sizes in ([1] * length, [13] * 11 + [7], [64, 64, 22], [33, 1, 1, 115]):
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        pieces = [attend(start, size) for start, size in zip(starts, sizes, strict=True)]
+        assert torch.equal(torch.cat(pieces), whole)
+    decoded = torch.cat([attend(i, 1, uniform=False) for i in range(length)])
+    assert not torch.equal(decoded, whole)  # or the mode would be for nothing
