@@ -21,13 +21,21 @@ Q = TypeVar("Q", bound=Message)
 A = TypeVar("A", bound=Message)
 
 
+async def send_headers(context: Any) -> None:
+    """Begins a call's answer before its first message.
+
+    A first write that is cut short would leave the headers in doubt, and then no status
+    could be sent.
+    """
+    await context.send_initial_metadata(())
+
+
 def in_time(
     write: Callable[[A], Awaitable[None]], seconds: float, lost: type[ShoalError] = Unavailable
 ) -> Callable[[A], Awaitable[None]]:
     """A writer that raises `lost` for a client which takes nothing of a message.
 
-    For the status to go out, the call's initial metadata must have been written whole:
-    with a message that a client took, or apart.
+    Needs `send_headers` first.
     """
 
     async def write_in_time(message: A) -> None:

@@ -15,7 +15,7 @@ import grpc.aio
 
 from protos import inference_pb2, inference_pb2_grpc
 from services.common.errors import Cancelled, InvalidRequest
-from services.common.session import in_time
+from services.common.session import in_time, send_headers
 from services.common.tracing import parse_trace
 from services.gateway import from_proto
 from services.gateway.domain import ChatPrompt, Gateway, Generation, Prompt, TextPrompt
@@ -71,7 +71,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 traceparent=start.traceparent,
             )
 
-        await context.send_initial_metadata(())
+        await send_headers(context)
         session = InferenceSession(begin)
         self._sessions.add(session)
         if self._ending:
@@ -144,7 +144,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         write = in_time(context.write, self._unread_timeout, Cancelled)
         told_prompt = False
         try:
-            await context.send_initial_metadata(())
+            await send_headers(context)
             async for chunk in generation:
                 if not told_prompt:  # its scores are known by the first chunk
                     told_prompt = True

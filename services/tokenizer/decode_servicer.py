@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from protos import tokenizer_pb2, tokenizer_pb2_grpc
 from services.common.errors import InvalidRequest, Overloaded, ShoalError, Unavailable
 from services.common.rpc import Outbox
+from services.common.session import send_headers
 from services.common.tracing import NoTracing, Span, TraceContext, Tracing
 from services.common.wire import error_to_proto
 from services.tokenizer.detokenizer import TextDecoder, TextDelta
@@ -82,6 +83,7 @@ class DetokenizerServicer(tokenizer_pb2_grpc.DetokenizerServicer):
             await context.write(response)
 
         try:
+            await send_headers(context)
             await self._sessions.serve(session.outbox, request_iterator, session.receive, write)
         finally:
             session.close()

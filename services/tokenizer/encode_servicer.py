@@ -17,6 +17,7 @@ from services.common.errors import (
     Unavailable,
 )
 from services.common.rpc import Outbox
+from services.common.session import send_headers
 from services.common.tracing import NoTracing, TraceContext, Tracing
 from services.common.wire import error_to_proto
 from services.tokenizer.from_proto import prepare_from_proto
@@ -78,6 +79,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
             await context.write(response)
 
         try:
+            await send_headers(context)
             await self._sessions.serve(session.outbox, request_iterator, session.receive, write)
         finally:
             await session.close()

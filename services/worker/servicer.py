@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from protos import worker_pb2, worker_pb2_grpc
 from services.common.errors import Unavailable
 from services.common.rpc import IDLE_PEER_TIMEOUT_SECONDS
-from services.common.session import in_time, run_session, serve_client
+from services.common.session import in_time, run_session, send_headers, serve_client
 from services.common.wire import error_from_proto
 from services.worker.agent import Agent
 
@@ -41,6 +41,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             await context.write(response)
 
         try:
+            await send_headers(context)
             await serve_client(
                 session.outbox,
                 request_iterator,
@@ -83,8 +84,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                 raise Unavailable("the worker is going away; resume the request elsewhere")
 
         try:
-            # The stub's context is not that of aio.
-            await context.send_initial_metadata(())  # type: ignore[misc, func-returns-value]
+            await send_headers(context)
             self._agent.receive(session, worker_pb2.WorkerSessionRequest(submits=[submit]))
             await run_session(session.outbox, write, session.ended)
         finally:
