@@ -1,8 +1,8 @@
 """The nouns that the scheduler and the engine share.
 
 The scheduler decides a `Batch`; an `Engine` computes it and answers a
-`StepResult`. A Batch holds no live object: the engine may read it on another
-thread, or in another process, while the scheduler goes on.
+`StepResult`. A Batch holds no live object but its masks: the engine may read it on
+another thread, or in another process, while the scheduler goes on.
 
 A request that runs owns a *slot*, a small integer. Whatever an engine keeps per
 request (sampling parameters, penalty counts, the last token) it keeps per slot;
@@ -12,9 +12,10 @@ request (sampling parameters, penalty counts, the last token) it keeps per slot;
 from __future__ import annotations
 
 import enum
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,31 @@ class FinishReason(enum.IntEnum):
     STOP = 1
     LENGTH = 2
     ABORT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an output must match, as it came in (`shoal.v1.Grammar`): a JSON schema, a regular
+    expression or a Lark grammar as text, or strings to choose from."""
+
+    kind: Literal["json_schema", "regex", "choices", "lark"]
+    value: str | tuple[str, ...]
+
+
+class Matcher(Protocol):
+    """How far one output has come in its grammar."""
+
+    def advance(self, token_id: int) -> None:
+        """Takes in the next token of the output."""
+        ...
+
+    def fill(self, mask: IntArray) -> None:
+        """Writes which ids may come next: bit i % 32 of word i // 32 for id i; # [words]
+
+        Where the grammar accepts, the end-of-sequence ids are among them, and at least one id
+        always is. Raises InvalidRequest if the grammar became too complex to follow.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +80,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
 
     @property
     def greedy(self) -> bool:
@@ -84,6 +111,39 @@ class Admission:
     banned_ids: tuple[int, ...] = ()
 
 
+class TokenMasks:
+    """Which ids some rows of a batch may sample; the scheduler fills them in after the launch.
+
+    A row's mask depends on the token that the batch before samples for it. So the engine
+    runs the batch's forward at once, and waits here right before it samples.
+    """
+
+    def __init__(self, rows: Sequence[int], vocab_size: int) -> None:
+        self.rows: IntArray = np.array(rows, np.int32)  # [masked], rows of the batch, ascending
+        # [masked, words], packed as `Matcher.fill` says; all ids to begin with
+        self.words: IntArray = np.full((len(rows), -(-vocab_size // 32)), -1, np.int32)
+        self._filled = threading.Event()
+
+    @property
+    def filled(self) -> bool:
+        return self._filled.is_set()
+
+    def set_filled(self) -> None:
+        """Lets the engine go on; called once the words are final."""
+        self._filled.set()
+
+    def wait(self) -> IntArray:
+        """Blocks until the masks are final; # [masked, words]"""
+        self._filled.wait()
+        return self.words
+
+
+def unpack_mask(words: IntArray, vocab_size: int) -> BoolArray:
+    """Packed masks as one bool an id; [..., words] -> [..., vocab]"""
+    bits = np.unpackbits(words.view(np.uint8), axis=-1, count=vocab_size, bitorder="little")
+    return bits.view(np.bool_)
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """What one step computes.
@@ -103,6 +163,7 @@ class Batch:
     sample: BoolArray  # [rows]; the logits of the row's last token are sampled
     output_positions: IntArray  # [rows]; index among the outputs of the sampled token
     admissions: tuple[Admission, ...] = ()
+    masks: TokenMasks | None = None  # of the rows that sample under a grammar, if there are any
 
     @property
     def num_rows(self) -> int:

@@ -91,10 +91,12 @@ class FrameSocket:
         except (BrokenPipeError, ConnectionResetError) as error:
             raise EOFError("the peer closed the connection") from error
 
-    def wait(self, timeout: float | None) -> None:
-        """Blocks until something arrived, or queued bytes can be sent, or time is up (seconds)."""
+    def wait(self, timeout: float | None, *fds: int) -> None:
+        """Blocks until something arrived, here or at one of some other descriptors, or queued
+        bytes can be sent, or time is up (seconds)."""
         writers = [self._sock] if self._outgoing else []
-        select.select([self._sock], writers, [], timeout)
+        readers: list[socket.socket | int] = [self._sock, *fds]
+        select.select(readers, writers, [], timeout)
 
     def wait_writable(self, timeout: float | None) -> None:
         """Blocks until queued bytes can be sent, or time is up (seconds)."""

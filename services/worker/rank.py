@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import ExitStack
 from types import FrameType
 from typing import NoReturn
 
@@ -28,6 +29,8 @@ from services.worker.config import WorkerConfig
 from services.worker.core import Engine
 from services.worker.engine.build import build
 from services.worker.framing import CONFIG_ENV, SOCKET_ENV, FrameSocket
+from services.worker.grammar.cache import GrammarCache
+from services.worker.grammar.gate import GrammarGate
 from services.worker.rank_messages import (
     StepMerger,
     commands_from_proto,
@@ -46,9 +49,12 @@ log = logging.getLogger(__name__)
 class RankLoop:
     """Rank 0's loop: commands from the agent, steps of the scheduler, events to the agent."""
 
-    def __init__(self, link: FrameSocket, scheduler: Scheduler, epoch: int) -> None:
+    def __init__(
+        self, link: FrameSocket, scheduler: Scheduler, gate: GrammarGate, epoch: int
+    ) -> None:
         self._link = link
         self._scheduler = scheduler
+        self._gate = gate
         self._epoch = epoch
         self._merger = StepMerger()
         self._has_news = False
@@ -61,18 +67,19 @@ class RankLoop:
         while True:
             if self._scheduler.idle:
                 self._rest()
-            commands = commands_from_proto(self._link.receive(engine_pb2.EngineCommand))
-            output = self._scheduler.step(commands, time.monotonic())
-            if output:
-                self._merger.add(output)
-                self._has_news = True
-                self._checked = False
+            received = commands_from_proto(self._link.receive(engine_pb2.EngineCommand))
+            commands, refused = self._gate.take(received, time.monotonic())
+            for output in (refused, self._scheduler.step(commands, time.monotonic())):
+                if output:
+                    self._merger.add(output)
+                    self._has_news = True
+                    self._checked = False
             self._send()
 
     def _rest(self) -> None:
-        """Waits for a command, or for the next sign of life; checks the books once."""
+        """Waits for a command, a grammar or the next sign of life; checks the books once."""
         started = time.monotonic()
-        self._link.wait(_SIGN_OF_LIFE)
+        self._link.wait(_SIGN_OF_LIFE, self._gate.fd)
         if not self._checked and time.monotonic() - started >= _SIGN_OF_LIFE:
             self._scheduler.check_integrity()
             self._checked = True
@@ -91,7 +98,7 @@ class RankLoop:
         event.step.epoch = self._epoch
         event.step.step = self._scheduler.counters.num_steps
         event.step.load.CopyFrom(load_to_proto(self._scheduler))
-        event.stats.CopyFrom(stats_to_proto(self._scheduler))
+        event.stats.CopyFrom(stats_to_proto(self._scheduler, self._gate.stats))
         if now - self._last_digest >= _SIGN_OF_LIFE:
             event.step.load.prefix_digest.extend(self._scheduler.digest())
             event.step.load.has_digest = True
@@ -111,15 +118,20 @@ def serve(config: WorkerConfig, link: FrameSocket) -> None:
         report = worker_pb2.LoadProgress(phase=phase, done=done, total=total)
         link.send(engine_pb2.EngineEvent(progress=report))
 
-    engine = build(config, progress)
-    try:
+    with ExitStack() as resources:
+        grammars = GrammarCache(
+            config.model, size=config.grammar_cache, seconds=config.grammar_timeout
+        )
+        resources.callback(grammars.close)
+        engine = build(config, progress)
+        resources.callback(engine.close)
         scheduler = make_scheduler(engine, config)
+        resources.callback(scheduler.abandon)
         epoch = secrets.randbits(63)
         ready = info_to_proto(scheduler.info, config, epoch)
         link.send(engine_pb2.EngineEvent(ready=ready))
-        RankLoop(link, scheduler, epoch).run()
-    finally:
-        engine.close()
+        gate = GrammarGate(grammars, engine.info)
+        RankLoop(link, scheduler, gate, epoch).run()
 
 
 def make_scheduler(engine: Engine, config: WorkerConfig) -> Scheduler:

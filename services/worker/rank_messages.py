@@ -10,9 +10,10 @@ from protos import common_pb2, engine_pb2, worker_pb2
 from services import __version__
 from services.common.wire import error_to_proto
 from services.worker.config import WorkerConfig
-from services.worker.core import EngineInfo, SamplingParams, TokenLogprobs
+from services.worker.core import EngineInfo, Grammar, SamplingParams, TokenLogprobs
 from services.worker.scheduler.request import Commands, StepOutput, Submission
 from services.worker.scheduler.scheduler import Scheduler
+from services.worker.scheduler.stats import GrammarStats
 
 
 def commands_from_proto(messages: Iterable[engine_pb2.EngineCommand]) -> Commands:
@@ -43,8 +44,17 @@ def sampling_from_proto(sampling: common_pb2.SamplingParams) -> SamplingParams:
     given = {field.name: value for field, value in sampling.ListFields()}
     given["stop_token_ids"] = frozenset(sampling.stop_token_ids)
     given["logit_bias"] = dict(sampling.logit_bias)
+    given["grammar"] = _grammar(sampling.grammar)
     given["top_k"] = max(sampling.top_k, 0) if sampling.top_k >= -1 else sampling.top_k
     return SamplingParams(**given)
+
+
+def _grammar(grammar: common_pb2.Grammar) -> Grammar | None:
+    kind = grammar.WhichOneof("constraint")
+    if kind is None:
+        return None
+    value = tuple(grammar.choices.texts) if kind == "choices" else getattr(grammar, kind)
+    return Grammar(kind, value)
 
 
 def info_to_proto(info: EngineInfo, config: WorkerConfig, epoch: int) -> worker_pb2.WorkerInfo:
@@ -78,7 +88,7 @@ def load_to_proto(scheduler: Scheduler) -> worker_pb2.Load:
     )
 
 
-def stats_to_proto(scheduler: Scheduler) -> engine_pb2.EngineStats:
+def stats_to_proto(scheduler: Scheduler, grammars: GrammarStats) -> engine_pb2.EngineStats:
     """Counters and gauges for the agent's metrics."""
     gauges, counters = scheduler.gauges(), scheduler.counters
     return engine_pb2.EngineStats(
@@ -92,6 +102,11 @@ def stats_to_proto(scheduler: Scheduler) -> engine_pb2.EngineStats:
         step_us=round(counters.step_time * 1e6),
         bubble_us=round(counters.bubble * 1e6),
         num_requests=gauges.num_requests,
+        num_grammars_compiled=grammars.num_compiled,
+        num_grammars_failed=grammars.num_failed,
+        num_grammar_hits=grammars.num_hits,
+        grammar_compile_us=round(grammars.compile_time * 1e6),
+        num_grammar_requests=gauges.num_grammar_requests,
     )
 
 

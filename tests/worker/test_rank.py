@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -259,3 +260,35 @@ def test_a_failing_engine_is_fatal_and_told(tmp_path: Path) -> None:
 def test_the_rank_starts_without_torch() -> None:
     code = "import sys, services.worker.rank; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0
+
+
+def test_follows_grammars_and_refuses_bad_ones(rank: RankProcess) -> None:
+    rank.read_until_ready()
+    grammars = {
+        1: common_pb2.Grammar(regex="[a-f]{30}"),
+        2: common_pb2.Grammar(regex="(a"),
+        3: common_pb2.Grammar(choices=common_pb2.Choices(texts=["yes", "no"])),
+        4: common_pb2.Grammar(choices=common_pb2.Choices()),
+        5: common_pb2.Grammar(json_schema='{"type": "integer"}'),
+        6: common_pb2.Grammar(lark='start: "x" start'),
+    }
+    for handle, grammar in grammars.items():
+        sampling = common_pb2.SamplingParams(max_tokens=500, grammar=grammar)
+        submit = worker_pb2.Submit(handle=handle, prompt_ids=[7], sampling=sampling)
+        rank.send(engine_pb2.EngineCommand(submits=[submit]))
+    rank.submit(9, [7], 3)
+    rank.read_until_ended(9)
+    assert rank.tokens[9] == fake_tokens([7], 3, ALLOWED), "it waits for no grammar"
+    rank.read_until_ended(*grammars)
+    texts = {handle: bytes(ids[:-1]).decode() for handle, ids in rank.tokens.items()}
+    assert re.fullmatch("[a-f]{30}", texts[1])
+    assert texts[3] in ("yes", "no")
+    assert int(texts[5]) is not None
+    assert {handle: row.error.param for handle, row in rank.rejected.items()} == {
+        2: "grammar",
+        4: "grammar",
+        6: "grammar",
+    }
+    stats = rank.events[-1].stats
+    assert (stats.num_grammars_compiled, stats.num_grammars_failed) == (3, 3)
+    assert stats.grammar_compile_us > 0

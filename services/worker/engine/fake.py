@@ -13,7 +13,8 @@ Sixteen steps in a row read every position, each step a sixteenth of them.
 
 Sampling parameters are ignored, but for these: `logprobs` and `prompt_logprobs` are
 answered with made-up numbers, the same each time; a `logit_bias` of 100 or more forces
-that id, from the position on where `min_tokens` no longer forbids it.
+that id, from the position on where `min_tokens` no longer forbids it. A row with a mask
+gets the first id that the mask allows, from the one above on and around the vocabulary.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from services.worker.core import (
     PendingStep,
     StepResult,
     TokenLogprobs,
+    TokenMasks,
+    unpack_mask,
 )
 from services.worker.engine.thread import EngineThread
 
@@ -109,6 +112,7 @@ class FakeModel:
 
     def __init__(self, info: EngineInfo, num_slots: int, allowed: Sequence[int]) -> None:
         self._page_size = info.page_size
+        self._vocab_size = info.vocab_size
         self._states = np.zeros((info.num_pages + 1) * info.page_size, np.uint64)
         self._allowed = np.array(allowed, np.int32)
         self._last_ids = np.zeros(num_slots, np.int32)
@@ -135,8 +139,11 @@ class FakeModel:
         token_ids[sampled] = self._allowed[scores % np.uint64(len(self._allowed))]
         logprobs = {}
         special = self._special[batch.slots[sampled]]
-        for row, score in zip(sampled[special].tolist(), scores[special].tolist(), strict=True):
+        for row in sampled[special].tolist():
             self._force(batch, row, token_ids)
+        if batch.masks is not None:
+            self._obey(batch.masks, token_ids)
+        for row, score in zip(sampled[special].tolist(), scores[special].tolist(), strict=True):
             num_top = self._admissions[int(batch.slots[row])].sampling.logprobs
             if num_top is not None:
                 logprobs[row] = self._logprobs(int(token_ids[row]), score, num_top)
@@ -202,6 +209,13 @@ class FakeModel:
         for token, bias in sampling.logit_bias.items():
             if bias >= _FORCING_BIAS and not (early and token in admission.banned_ids):
                 token_ids[row] = token
+
+    def _obey(self, masks: TokenMasks, token_ids: IntArray) -> None:
+        """Replaces ids that a mask forbids."""
+        for row, words in zip(masks.rows.tolist(), masks.wait(), strict=True):
+            allowed = np.flatnonzero(unpack_mask(words, self._vocab_size))
+            place = int(np.searchsorted(allowed, token_ids[row]))
+            token_ids[row] = allowed[place % len(allowed)]
 
     def _logprobs(self, token: int, score: int, num_top: int) -> TokenLogprobs:
         chosen = -float(score >> 44) / (1 << 20)  # in (-1, 0]

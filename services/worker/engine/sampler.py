@@ -1,7 +1,7 @@
 """From logits to tokens: edits, draws and log-probabilities, vectorised over the batch.
 
 The order is that of the field: log-probabilities are of the raw logits; then penalties,
-logit bias and bans edit them; then temperature, filters and the draw.
+logit bias, bans and the masks of grammars edit them; then temperature, filters and the draw.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from services.worker.core import Admission, BoolArray, IntArray
 from services.worker.engine.draw import row_keys
 from services.worker.engine.filters import CANDIDATES, DrawParams, draw, draw_filtered, draw_top_k
 from services.worker.engine.logprobs import LogprobReport
+from services.worker.engine.masking import SampleMasks
 from services.worker.engine.slot_state import SlotState
 from services.worker.engine.thresholds import draw_thresholded
 from services.worker.layers.transfer import to_device
@@ -50,34 +51,47 @@ class Sampler:
         self.slots.admit(admission)
 
     def sample(
-        self, logits: torch.Tensor, slots: IntArray, positions: IntArray
+        self,
+        logits: torch.Tensor,
+        slots: IntArray,
+        positions: IntArray,
+        masks: SampleMasks | None = None,
     ) -> tuple[torch.Tensor, SampledLogprobs | None]:
         """Chooses a token for each row, and counts it.
 
         `logits` [rows, vocab], float32, may be overwritten; `positions` [rows] are the
-        indices of the tokens among the outputs. Returns the ids [rows], int64, and the
+        indices of the tokens among the outputs; `masks` those of rows with a grammar, which
+        already ban what min_tokens does. Returns the ids [rows], int64, and the
         log-probabilities of the rows that ask for them.
         """
         state = self.slots
         reported = np.flatnonzero(state.wants_logprobs[slots])
         if not len(reported):
-            return self._sample(logits, slots, positions), None
+            return self._sample(logits, slots, positions, masks), None
         index = self._on_device(reported)
         raw = logits[index]
-        tokens = self._sample(logits, slots, positions)
+        tokens = self._sample(logits, slots, positions, masks)
         counts = [state.admissions[slot].sampling.logprobs or 0 for slot in slots[reported]]
         return tokens, (reported, LogprobReport.of(raw, tokens[index], counts, alone=self.alone))
 
-    def _sample(self, logits: torch.Tensor, slots: IntArray, positions: IntArray) -> torch.Tensor:
+    def _sample(
+        self,
+        logits: torch.Tensor,
+        slots: IntArray,
+        positions: IntArray,
+        masks: SampleMasks | None,
+    ) -> torch.Tensor:
         """The ids, [rows]"""
         if self.alone and len(slots) > 1:
             # Each row on a copy of its own, as torch's sums and logarithms may depend on where
             # in a tensor a number stands.
-            rows = [slice(row, row + 1) for row in range(len(slots))]
-            return torch.cat(
-                [self._sample(logits[row].clone(), slots[row], positions[row]) for row in rows]
-            )
-        self._edit(logits, slots, positions)
+            choices = []
+            for row in range(len(slots)):
+                one = slice(row, row + 1)
+                mask = masks.of_row(row) if masks is not None else None
+                choices.append(self._sample(logits[one].clone(), slots[one], positions[one], mask))
+            return torch.cat(choices)
+        self._edit(logits, slots, positions, masks)
         tokens = self._choose(logits, slots, positions)
         penalized = np.flatnonzero(self.slots.penalized[slots])
         if len(penalized):
@@ -85,8 +99,14 @@ class Sampler:
             self.slots.penalties.count(slots[penalized], tokens[index])
         return tokens
 
-    def _edit(self, logits: torch.Tensor, slots: IntArray, positions: IntArray) -> None:
-        """Applies penalties, logit bias and bans, in place."""
+    def _edit(
+        self,
+        logits: torch.Tensor,
+        slots: IntArray,
+        positions: IntArray,
+        masks: SampleMasks | None,
+    ) -> None:
+        """Applies penalties, logit bias, bans and masks, in place."""
         state = self.slots
         rows = np.flatnonzero(state.penalized[slots])
         if len(rows):
@@ -96,7 +116,11 @@ class Sampler:
         for row in np.flatnonzero(state.biased[slots]).tolist():
             ids, values = state.bias[int(slots[row])]
             logits[row].index_add_(0, ids, values)
-        for row in np.flatnonzero(positions < state.min_tokens[slots]).tolist():
+        early = positions < state.min_tokens[slots]
+        if masks is not None:
+            masks.apply(logits)
+            early[masks.rows] = False  # what they leave is never empty; more bans could make it so
+        for row in np.flatnonzero(early).tolist():
             logits[row].index_fill_(0, state.banned[int(slots[row])], float("-inf"))
 
     def _penalty_params(self, slots: IntArray) -> npt.NDArray[np.float32]:

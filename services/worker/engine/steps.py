@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from services.worker.core import Batch, StepResult
+from services.worker.core import Batch, StepResult, TokenMasks
 from services.worker.engine.logprobs import LogprobReport
+from services.worker.engine.masking import SampleMasks
 from services.worker.engine.runner import Indices, ModelRunner, last_tokens
 from services.worker.engine.sampler import SampledLogprobs, Sampler
 from services.worker.layers.parallel import Parallel
@@ -99,7 +100,10 @@ class StepRunner:
         if not len(rows):
             return StepTensors(batch.num_rows, rows, None, None, prompt)
         tokens, logprobs = self._sampler.sample(
-            logits[: len(sampled)], batch.slots[rows], batch.output_positions[rows]
+            logits[: len(sampled)],
+            batch.slots[rows],
+            batch.output_positions[rows],
+            _sample_masks(batch.masks, rows),
         )
         self._parallel.broadcast(tokens)
         self._runner.store(batch, tokens)
@@ -133,3 +137,11 @@ class StepRunner:
             )
             begin = end
         return answer
+
+
+def _sample_masks(masks: TokenMasks | None, rows: Indices) -> SampleMasks | None:
+    """A batch's masks by place among the rows that sample. Blocks until they are filled in:
+    by now the forward is running, or done, and so they mostly are."""
+    if masks is None:
+        return None
+    return SampleMasks(np.searchsorted(rows, masks.rows), masks.wait())

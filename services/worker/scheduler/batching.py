@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.worker.core import Admission, Batch, IntArray, PendingStep
+from services.worker.core import Admission, Batch, IntArray, PendingStep, TokenMasks
+from services.worker.scheduler.masks import open_masks
 from services.worker.scheduler.request import Request
 from services.worker.scheduler.slots import SlotTables
 
@@ -34,10 +35,15 @@ class InFlight:
     num_tokens: int
     pending: PendingStep
     follows_work: bool
+    masks: TokenMasks | None = None
 
 
 def build_batch(
-    number: int, rows: Sequence[Row], admissions: Sequence[Admission], slots: SlotTables
+    number: int,
+    rows: Sequence[Row],
+    admissions: Sequence[Admission],
+    slots: SlotTables,
+    vocab_size: int,
 ) -> Batch:
     """The batch of step `number`, its rows in the order given. Changes no request."""
     requests = [row.request for row in rows]
@@ -61,6 +67,7 @@ def build_batch(
         sample=np.array(sample, np.bool_),
         output_positions=np.array([request.num_sampled for request in requests], np.int32),
         admissions=tuple(admissions),
+        masks=open_masks(requests, sample, vocab_size),
     )
 
 

@@ -11,7 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from services.common.errors import ShoalError
-from services.worker.core import Admission, FinishReason, IntArray, SamplingParams, TokenLogprobs
+from services.worker.core import (
+    Admission,
+    FinishReason,
+    IntArray,
+    Matcher,
+    SamplingParams,
+    TokenLogprobs,
+)
 from services.worker.kvcache.cache import PageTable
 
 TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
@@ -22,7 +29,8 @@ class Submission:
     """One request as it comes in; nothing about it has been checked.
 
     `timeout` is how many seconds it may still wait, None for ever. `resume_ids` are
-    outputs that another worker has emitted already.
+    outputs that another worker has emitted already. `matcher` is there if and only if
+    `sampling` has a grammar, and stands after the `resume_ids`.
     """
 
     handle: int
@@ -32,6 +40,7 @@ class Submission:
     timeout: float | None = None
     priority: int = 0
     cache_salt: str = ""
+    matcher: Matcher | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +66,11 @@ class StepOutput:
     """The news of one step. The lists of a handle are to be read in the order of the fields."""
 
     accepted: list[int] = field(default_factory=list)
-    rejected: list[tuple[int, ShoalError]] = field(default_factory=list)
     started: list[tuple[int, int]] = field(default_factory=list)  # (handle, cached tokens)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     tokens: list[tuple[int, int]] = field(default_factory=list)  # (handle, token id), in order
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    rejected: list[tuple[int, ShoalError]] = field(default_factory=list)  # or failed later
     finished: list[FinishedRequest] = field(default_factory=list)
     num_flushes: int = 0  # commands that the pages below answer
     flushed_pages: int = 0
@@ -104,6 +113,7 @@ class Request:
         "deadline",
         "handle",
         "last_step",
+        "matcher",
         "min_tokens",
         "num_computed",
         "num_sampled",
@@ -136,6 +146,7 @@ class Request:
         self.output_ids = [int(token) for token in submission.resume_ids]
         self.resumed = len(self.output_ids) > 0
         self.sampling = sampling  # max_tokens clamped to the context
+        self.matcher = submission.matcher  # it has taken in the output_ids
         self.min_tokens = sampling.min_tokens
         self.stop_ids = stop_ids
         self.priority = submission.priority
@@ -185,6 +196,8 @@ class Request:
     def ending(self) -> FinishReason | None:
         """Why the outputs so far are all there will be; None if more are to come."""
         count = len(self.output_ids)
-        if count > self.min_tokens and count and self.output_ids[-1] in self.stop_ids:
+        # A grammar may end before min_tokens, and then nothing but a stop id was allowed.
+        early = count <= self.min_tokens and self.matcher is None
+        if count and not early and self.output_ids[-1] in self.stop_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if count >= self.sampling.max_tokens else None

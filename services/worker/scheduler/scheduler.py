@@ -5,7 +5,9 @@
 
 The ids that N samples are not known when N+1 is built, so N+1 names them as "the slot's
 last" and the engine fills them in. A request that ends in N therefore has a row too many
-in N+1: its token is dropped, and its pages and slot are freed when N+1 is done.
+in N+1: its token is dropped, and its pages and slot are freed when N+1 is done. What a
+row may sample under a grammar depends on those ids too: the forward of N+1 runs at once,
+and the engine waits for the masks, filled in after N is processed, before it samples.
 
 The scheduler owns every request and, through the KV cache, every page. It is called from
 one thread, reads no clock and no socket, and knows an engine only as `core.Engine`.
@@ -21,6 +23,7 @@ from services.common.errors import DeadlineExceeded, Overloaded, ShoalError
 from services.worker.core import Admission, Engine, EngineInfo, FinishReason, StepResult
 from services.worker.scheduler import intake
 from services.worker.scheduler.batching import InFlight, Row, build_batch
+from services.worker.scheduler.masks import fill_masks
 from services.worker.scheduler.policy import Policy
 from services.worker.scheduler.request import (
     Commands,
@@ -108,6 +111,7 @@ class Scheduler:
             num_evictable_pages=kv.num_evictable,
             num_locked_pages=kv.num_locked,
             num_in_flight_pages=kv.num_in_flight,
+            num_grammar_requests=sum(r.matcher is not None for r in self._residents.running),
         )
 
     def digest(self) -> list[int]:
@@ -117,6 +121,12 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raises IntegrityError unless every page is in exactly one place."""
         self._residents.check_integrity()
+
+    def abandon(self) -> None:
+        """Lets the engine finish what was launched; for a caller that will not step again."""
+        for batch in self._in_flight:
+            if batch.masks is not None:
+                batch.masks.set_filled()
 
     # --- commands in ---
 
@@ -145,7 +155,9 @@ class Scheduler:
         sampling = intake.check(submission, self.info)
         if not len(submission.resume_ids):  # a stream that has begun is never turned away
             self._check_room()
-        eos_ids = frozenset() if sampling.ignore_eos else self.info.eos_token_ids
+        assert (sampling.grammar is None) == (submission.matcher is None)
+        ignore_eos = sampling.ignore_eos and sampling.grammar is None  # the end of a grammar ends
+        eos_ids = frozenset() if ignore_eos else self.info.eos_token_ids
         self._num_submitted += 1
         request = Request(
             submission,
@@ -246,7 +258,9 @@ class Scheduler:
     def _launch(self, rows: list[Row]) -> None:
         self.counters.num_steps += 1
         number = self.counters.num_steps
-        batch = build_batch(number, rows, self._admissions, self._residents.slots)
+        batch = build_batch(
+            number, rows, self._admissions, self._residents.slots, self.info.vocab_size
+        )
         self._admissions.clear()
         sampled = batch.sample.tolist()
         for row, samples in zip(rows, sampled, strict=True):
@@ -264,6 +278,7 @@ class Scheduler:
             num_tokens=batch.num_tokens,
             pending=self._engine.launch(batch),
             follows_work=self._had_work,
+            masks=batch.masks,
         )
         self._in_flight.append(launched)
 
@@ -271,6 +286,7 @@ class Scheduler:
 
     def _process_in_flight(self, output: StepOutput, *, keep: int) -> None:
         """Waits for batches in flight, all but the last `keep`, and takes in their results."""
+        self._fill_masks(output)
         while len(self._in_flight) > keep:
             batch = self._in_flight.popleft()
             result = batch.pending.result()
@@ -280,6 +296,19 @@ class Scheduler:
             self.counters.step_time = result.duration
             if batch.follows_work:
                 self.counters.bubble += result.idle
+            self._fill_masks(output)
+
+    def _fill_masks(self, output: StepOutput) -> None:
+        """Lets the oldest batch in flight sample: the ids that its masks depend on are known."""
+        if not self._in_flight:
+            return
+        batch = self._in_flight[0]
+        if batch.masks is None or batch.masks.filled:
+            return
+        for request, error in fill_masks(batch.masks, batch.requests):
+            output.rejected.append((request.handle, error))
+            self._let_go(request)
+        batch.masks.set_filled()
 
     def _take_result(self, batch: InFlight, result: StepResult, output: StepOutput) -> None:
         token_ids = result.token_ids.tolist()
@@ -293,6 +322,8 @@ class Scheduler:
                     self._take_prompt_logprobs(request, end, result, row, output)
             if batch.sampled[row]:
                 request.output_ids.append(token_ids[row])
+                if request.matcher is not None:
+                    request.matcher.advance(token_ids[row])
                 output.tokens.append((request.handle, token_ids[row]))
                 self.counters.num_output_tokens += 1
                 if row in result.logprobs:
@@ -319,6 +350,10 @@ class Scheduler:
         """Answers for a request and lets it go."""
         stop_id = request.output_ids[-1] if reason is FinishReason.STOP else None
         output.finished.append(FinishedRequest(request.handle, reason, stop_id))
+        self._let_go(request)
+
+    def _let_go(self, request: Request) -> None:
+        """Forgets a request that has been answered."""
         del self._requests[request.handle]
         if request.state is State.WAITING:
             self._waiting.remove(request)

@@ -36,3 +36,14 @@ class Gauges:
     num_evictable_pages: int
     num_locked_pages: int
     num_in_flight_pages: int
+    num_grammar_requests: int
+
+
+@dataclass(slots=True)
+class GrammarStats:
+    """What has become of grammars since the start; `compile_time` in seconds, trial included."""
+
+    num_compiled: int = 0
+    num_failed: int = 0
+    num_hits: int = 0
+    compile_time: float = 0.0

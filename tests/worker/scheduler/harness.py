@@ -12,6 +12,7 @@ from services.worker.core import (
     Batch,
     EngineInfo,
     FinishReason,
+    Matcher,
     PendingStep,
     SamplingParams,
     StepResult,
@@ -126,8 +127,9 @@ class Harness:
         max_running: int = 8,
         max_queue: int = 1000,
         overlap: bool = True,
+        engine: LazyEngine | None = None,
     ) -> None:
-        self.engine = LazyEngine(info or make_info(), max_running)
+        self.engine = engine or LazyEngine(info or make_info(), max_running)
         self.scheduler = Scheduler(
             self.engine,
             schedule=schedule,
@@ -151,6 +153,7 @@ class Harness:
         timeout: float | None = None,
         priority: int = 0,
         salt: str = "",
+        matcher: Matcher | None = None,
     ) -> Client:
         """Queues a submission for the next step."""
         submission = Submission(
@@ -161,6 +164,7 @@ class Harness:
             timeout,
             priority,
             salt,
+            matcher,
         )
         client = self.clients[submission.handle] = Client(submission)
         self._submits.append(submission)
@@ -214,9 +218,6 @@ class Harness:
     def _deliver(self, output: StepOutput) -> None:
         for handle in output.accepted:
             self.clients[handle].accepted = True
-        for handle, error in output.rejected:
-            assert not self.clients[handle].ended
-            self.clients[handle].error = error
         for handle, entries in output.prompt_logprobs.items():
             assert self.clients[handle].prompt_logprobs is None
             assert not self.clients[handle].tokens
@@ -229,6 +230,9 @@ class Harness:
         for handle, cached_tokens in output.started:
             assert self.clients[handle].cached_tokens is None
             self.clients[handle].cached_tokens = cached_tokens
+        for handle, error in output.rejected:
+            assert not self.clients[handle].ended
+            self.clients[handle].error = error
         for finished in output.finished:
             assert not self.clients[finished.handle].ended
             self.clients[finished.handle].finished = finished
