@@ -69,7 +69,12 @@ class GenerationEndpoint:
 
     async def _serve(self, raw: bytes, caller: Caller, exchange: _Exchange) -> None:
         job = await self._parse(raw, caller, self._gateway)
-        generation = await start_all(self._gateway, job.requests)
+        try:
+            generation = await start_all(self._gateway, job.requests)
+        except ShoalError as error:
+            if error.param is not None:
+                error.param = job.params.get(error.param, error.param)
+            raise
         stream = exchange.stream
         try:
             answer = exchange.answer = job.answer(self._gateway, generation)

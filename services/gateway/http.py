@@ -43,6 +43,7 @@ from services.gateway.openai.chat import parse_chat
 from services.gateway.openai.completions import parse_completion
 from services.gateway.openai.errors import error_response, http_error_response
 from services.gateway.openai.generate import parse_generate
+from services.gateway.openai.responses.request import parse_response
 from services.gateway.spans import TraceCalls
 from services.gateway.sse import KEEPALIVE_SECONDS
 
@@ -68,6 +69,10 @@ def build_app(
         routes=[
             generating("/v1/chat/completions", parse_chat),
             generating("/v1/completions", parse_prompts),
+            generating("/v1/responses", parse_response),
+            Route(
+                "/v1/responses/{id:path}", _no_stored_response, methods=["GET", "DELETE", "POST"]
+            ),
             generating("/generate", parse_generate),
             *_model_routes(gateway, limits),
             *_operator_routes(gateway, config, registry),
@@ -163,6 +168,10 @@ def _operator_routes(
         Route("/server_info", server_info),
         Route("/flush_cache", flush_cache, methods=["POST"]),
     ]
+
+
+async def _no_stored_response(request: Request) -> Response:
+    raise HTTPException(404, "This server keeps no responses, so there is none to be found")
 
 
 def _json(value: dict[str, Any]) -> Response:

@@ -94,11 +94,15 @@ class Answer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A decoded call: what to generate, and how to answer."""
+    """A decoded call: what to generate, and how to answer.
+
+    `params` are the names of fields that this endpoint calls otherwise than chat does.
+    """
 
     requests: tuple[GenerationRequest, ...]
     stream: bool
     answer: Callable[[Gateway, FanOut], Answer]
+    params: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +117,7 @@ class Head:
     @classmethod
     def new(cls, prefix: str, object: str, gateway: Gateway, model: str) -> Head:
         """A head with a fresh id; an unnamed model is the served one."""
-        if not model:
-            model = next((card.id for card in gateway.models()), "")
+        model = model or served_model(gateway)
         return cls(f"{prefix}-{uuid.uuid4().hex}", object, int(time.time()), model)
 
     def fields(self) -> dict[str, Any]:
@@ -129,6 +132,11 @@ class Head:
     def event_prefix(self) -> bytes:
         """The bytes of an event up to the object's own fields."""
         return b"data: " + msgspec.json.encode(self.fields())[:-1]
+
+
+def served_model(gateway: Gateway) -> str:
+    """The name of the model that a request gets which names none."""
+    return next((card.id for card in gateway.models()), "")
 
 
 # Reads a body, which it may take from others' hands as long as it needs.

@@ -35,10 +35,7 @@ async def parse_chat(raw: bytes, caller: Caller, gateway: Gateway) -> Job:
         InvalidRequest, Unsupported, and what `Gateway.dialect` raises.
     """
     body = decode(raw, ChatBody)
-    refuse_common(body)
-    refuse(body, REFUSED_IN_CHAT)
-    tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
-    prompt = chat_prompt(body, reasoning_effort=body.reasoning_effort)
+    request, plan = await chat_request(body, caller, gateway)
     options = ChatOptions(
         model=body.model or "",
         stream=bool(body.stream),
@@ -46,14 +43,6 @@ async def parse_chat(raw: bytes, caller: Caller, gateway: Gateway) -> Job:
         token_ids=bool(body.return_token_ids),
         usage=bool(body.stream_options and body.stream_options.include_usage),
     )
-    request = generation_request(
-        body,
-        caller,
-        prompt,
-        sampling(body, max_tokens=_max_tokens(body), logprobs=_num_logprobs(body)),
-    )
-    dialect = await model_dialect(gateway, request)
-    request, plan = shape_output(request, dialect, tools)
 
     def answer(gateway: Gateway, whole: FanOut) -> Answer:
         if plan.plain:
@@ -61,6 +50,27 @@ async def parse_chat(raw: bytes, caller: Caller, gateway: Gateway) -> Job:
         return ParsedChatAnswer(options, plan, gateway, whole)
 
     return Job((request,), options.stream, answer)
+
+
+async def chat_request(
+    body: ChatBody, caller: Caller, gateway: Gateway
+) -> tuple[GenerationRequest, OutputPlan]:
+    """What a body asks to generate, and what to look for in the output.
+
+    Raises:
+        InvalidRequest, Unsupported, and what `Gateway.dialect` raises.
+    """
+    refuse_common(body)
+    refuse(body, REFUSED_IN_CHAT)
+    tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
+    request = generation_request(
+        body,
+        caller,
+        chat_prompt(body, reasoning_effort=body.reasoning_effort),
+        sampling(body, max_tokens=_max_tokens(body), logprobs=_num_logprobs(body)),
+    )
+    dialect = await model_dialect(gateway, request)
+    return shape_output(request, dialect, tools)
 
 
 async def model_dialect(gateway: Gateway, request: GenerationRequest) -> Dialect:

@@ -100,8 +100,9 @@ def refuse_common(body: OpenAIBody) -> None:
         raise unsupported("response_format")
 
 
-def unsupported(name: str) -> Unsupported:
-    return Unsupported(f"{name} is not supported by this server", param=name)
+def unsupported(name: str, *, param: str | None = None) -> Unsupported:
+    """The error for a field, or for a value of the field `param`."""
+    return Unsupported(f"{name} is not supported by this server", param=param or name)
 
 
 def object_json(name: str, value: Mapping[str, Any] | list[dict[str, Any]] | None) -> str:
