@@ -13,7 +13,7 @@ SETUP = PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" tools/setup.sh
 RUN_READY := .venv/.ready-run
 DEV_READY := .venv/.ready-dev
 
-.PHONY: help run chat test lint format protos baseline bench check-all clean
+.PHONY: help run chat test lint format protos baseline bench chaos fleet-sim check-all clean
 .DEFAULT_GOAL := help
 
 help: ## list the tasks
@@ -47,6 +47,12 @@ baseline: $(DEV_READY) ## at a release only: promise the field numbers as they a
 
 bench: $(RUN_READY) ## measure a fleet with the fake engine
 	@$(BIN)/python -m bench.fleet $(ARGS)
+
+fleet-sim: $(RUN_READY) ## what a fleet costs from 2 to 64 workers, and what that says of 1,000
+	@$(BIN)/python -m bench.fleet_sim $(ARGS)
+
+chaos: $(DEV_READY) ## 500 faults over 5,000 streams (SHOAL_CHAOS_SEED=N repeats the draw of N)
+	@SHOAL_FULL=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -s tests/chaos $(ARGS)
 
 check-all: lint ## everything that CI checks, and the slow suites in full
 	@SHOAL_FULL=1 SHOAL_STATEFUL_EXAMPLES=10 $(MAKE) --no-print-directory test

@@ -85,7 +85,7 @@ class Instance:
         return process.returncode or 0
 
     async def _keep(self) -> None:
-        while not self._ending:
+        while not self._ending and not self.unasked:
             await self._up.wait()
             with self.log.open("ab") as log:
                 self._process = await asyncio.create_subprocess_exec(
@@ -190,8 +190,13 @@ class Instance:
         return bool(self.admin) and (await get(self.admin, f"/readyz{scope}"))[0] == 200
 
     async def ready(self) -> None:
-        """Returns when it takes work."""
-        await until(self.is_ready, _READY_SECONDS, f"{self.name} is ready")
+        """Returns when it takes work; AssertionError if it has ended though nobody caused it."""
+
+        async def is_ready() -> bool:
+            assert not self.unasked, (self.unasked, self.log.read_text(errors="replace")[-2000:])
+            return await self.is_ready()
+
+        await until(is_ready, _READY_SECONDS, f"{self.name} is ready")
 
     async def metrics(self) -> dict[str, float]:
         """Its metrics by sample name with labels; empty if it does not answer."""
