@@ -66,15 +66,28 @@ class WorkerConfig:
     fake_step_ms: float = option(
         0.0, "with --engine fake: how long each step takes, in milliseconds", group=_MODEL
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+    device: Literal["auto", "cpu", "cuda"] = option(
         "auto",
-        "weights, activations and KV; auto is float32",
+        "what computes; auto is cuda where torch sees a GPU and FlashInfer is installed",
         group=_MODEL,
     )
-    attention_backend: Literal["auto", "cpu", "torch_reference"] = option(
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto",
-        "attention kernels; auto is cpu: native ones where a C++ compiler is, else torch's",
+        "weights, activations and KV; auto is float32 on a CPU, on a GPU the checkpoint's own"
+        " type or bfloat16",
         group=_MODEL,
+    )
+    attention_backend: Literal["auto", "cpu", "flashinfer", "torch_reference"] = option(
+        "auto",
+        "attention kernels; auto is flashinfer on a GPU and cpu elsewhere: native ones where a"
+        " C++ compiler is, else torch's",
+        group=_MODEL,
+    )
+    disable_cuda_graph: bool = option(
+        False, "on a GPU, launch every kernel of a decode step anew", group=_MODEL
+    )
+    cuda_graph_max_batch: int = option(
+        256, "on a GPU, the largest decode batch that is a CUDA graph", group=_MODEL
     )
     max_model_len: int = option(
         0,
@@ -92,7 +105,8 @@ class WorkerConfig:
     )
     max_prefill_tokens: int = option(
         0,
-        "the most prompt tokens in one batch; longer prompts are cut into chunks (default: 512)",
+        "the most prompt tokens in one batch; longer prompts are cut into chunks (default: 512,"
+        " on a GPU 8192)",
         group=_SCHEDULE,
     )
     disable_overlap: bool = option(
@@ -118,7 +132,15 @@ class WorkerConfig:
     )
     page_size: int = option(16, "tokens a KV page: a power of two, 1 to 64", group=_CACHE)
     num_pages: int = option(
-        0, "KV pages; default: what a quarter of the memory holds, at most 4 GiB", group=_CACHE
+        0,
+        "KV pages; default: what a quarter of the memory holds, at most 4 GiB; on a GPU what"
+        " --memory-ratio leaves",
+        group=_CACHE,
+    )
+    memory_ratio: float = option(
+        0.9,
+        "share of a GPU's free memory for weights, activations, CUDA graphs and KV together",
+        group=_CACHE,
     )
 
     tp: int = option(1, "tensor-parallel ranks", group=_PARALLEL)
@@ -140,7 +162,17 @@ class WorkerConfig:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
         if self.grammar_timeout <= 0:
             raise ValueError("--grammar-timeout must be above 0")
-        for name in ("num_pages", "max_model_len", "max_prefill_tokens", "num_threads"):
+        if not 0 < self.memory_ratio <= 1:
+            raise ValueError("--memory-ratio must be above 0 and at most 1")
+        if self.device == "cuda" and self.deterministic:
+            raise ValueError("--deterministic is for --device cpu")
+        for name in (
+            "num_pages",
+            "max_model_len",
+            "max_prefill_tokens",
+            "num_threads",
+            "cuda_graph_max_batch",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name.replace('_', '-')} must not be negative")
 

@@ -69,3 +69,13 @@ def test_a_call_runs_on_the_thread_and_passes_on_its_outcome() -> None:
         thread.call(fail)
     assert thread.call(lambda: 3) == 3  # an error of a call is the caller's alone
     thread.close()
+
+
+def test_a_submitted_function_is_not_waited_for() -> None:
+    gate = threading.Event()
+    thread = EngineThread("test")
+    waiting, after = thread.submit(gate.wait), thread.submit(lambda: 5)
+    assert not waiting.done()
+    gate.set()
+    assert after.result() == 5
+    thread.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -67,4 +68,25 @@ class AttentionBackend(Protocol):
 
     def plan(self, metadata: AttentionMetadata) -> AttentionPlan:
         """Prepares a step; called once, whatever the number of layers."""
+        ...
+
+
+class GraphPlan(AttentionPlan, Protocol):
+    """A plan over fixed buffers: captured once, updated before each replay."""
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """The rows' positions, [rows]; `update` writes them."""
+        ...
+
+    def update(self, metadata: AttentionMetadata) -> None:
+        """Brings the metadata of a decode batch of the plan's size into the buffers."""
+        ...
+
+
+class GraphBackend(AttentionBackend, Protocol):
+    """A backend whose decode can be captured."""
+
+    def graph_plans(self, sizes: Sequence[int], context: int) -> Mapping[int, GraphPlan]:
+        """A plan for decode batches of each size, for requests of up to `context` tokens."""
         ...

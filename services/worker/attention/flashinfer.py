@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +83,7 @@ class FlashInferBackend:
         self._workspace = workspace
         self._device = pool.k.device
         self._planned = Fence(self._device)
-        self._decode = self._decode_wrapper()
+        self._decode = self.decode_wrapper()
         self._prefill = library.BatchPrefillWithPagedKVCacheWrapper(
             workspace.floats, self._layout, backend=_KERNELS
         )
@@ -102,26 +103,17 @@ class FlashInferBackend:
             self._device,
         )
         if step.decode.num_rows:
-            self.plan_decode(self._decode, host[7:12], device[7:12])
+            self._plan_decode(self._decode, host[7:12], device[7:12])
         if step.prefill.num_rows:
             self._plan_prefill(host[12:17], device[12:17])
         self._planned.mark()
         return FlashInferPlan(self, device[:7], step.decode.num_rows)
 
-    def graph_plan(self, buffers: GraphBuffers, num_rows: int) -> FlashInferGraphPlan:
-        """A plan over fixed buffers, for decode batches of exactly `num_rows` rows."""
-        wrapper = self._decode_wrapper(
-            use_cuda_graph=True,
-            paged_kv_indptr_buffer=buffers.kv_indptr[: num_rows + 1],
-            paged_kv_indices_buffer=buffers.kv_indices,
-            paged_kv_last_page_len_buffer=buffers.last_page_len[:num_rows],
-        )
-        return FlashInferGraphPlan(self, wrapper, buffers, num_rows)
-
-    def graph_buffers(self, num_rows: int, context: int) -> GraphBuffers:
-        """Fixed buffers for graphs of up to `num_rows` rows of up to `context` tokens."""
+    def graph_plans(self, sizes: Sequence[int], context: int) -> dict[int, FlashInferGraphPlan]:
+        """Plans for decode batches of each size, over one set of fixed buffers."""
         pages = -(-context // self._pool.page_size)
-        return GraphBuffers.allocate(num_rows, num_rows * pages, self._device)
+        buffers = GraphBuffers.allocate(max(sizes), max(sizes) * pages, self._device)
+        return {size: FlashInferGraphPlan(self, buffers, size) for size in sizes}
 
     # --- for the plans ---
 
@@ -133,10 +125,10 @@ class FlashInferBackend:
         self._planned.wait()
         host, device = pack([*_arrays(rows), metadata.positions], self._device)
         positions.copy_(device[5])
-        self.plan_decode(wrapper, host[:5], device[:5])
+        self._plan_decode(wrapper, host[:5], device[:5])
         self._planned.mark()
 
-    def plan_decode(
+    def _plan_decode(
         self, wrapper: Any, host: list[torch.Tensor], device: list[torch.Tensor]
     ) -> None:
         """Plans from host arrays; only the indices, which no plan reads, are on the device.
@@ -220,11 +212,13 @@ class FlashInferBackend:
             "non_blocking": True,
         }
 
-    def _decode_wrapper(self, **buffers: Any) -> Any:
+    def decode_wrapper(self, **buffers: Any) -> Any:
+        """A wrapper for decode; with fixed `buffers`, in CUDA-graph mode."""
         heads, workspace = self._heads, self._workspace
         wrapper = self._library.BatchDecodeWithPagedKVCacheWrapper(
             workspace.floats,
             self._layout,
+            use_cuda_graph=bool(buffers),
             use_tensor_cores=use_tensor_cores(heads.num_heads, heads.num_kv_heads),
             backend=_KERNELS,
             **buffers,
@@ -280,19 +274,23 @@ class GraphBuffers:
 class FlashInferGraphPlan:
     """A plan that is captured once and updated before each replay."""
 
-    def __init__(
-        self, backend: FlashInferBackend, wrapper: Any, buffers: GraphBuffers, num_rows: int
-    ) -> None:
+    def __init__(self, backend: FlashInferBackend, buffers: GraphBuffers, num_rows: int) -> None:
         self._backend = backend
-        self._wrapper = wrapper
         self._positions = buffers.positions[:num_rows]
+        kv_indptr = buffers.kv_indptr[: num_rows + 1]
+        last_page_len = buffers.last_page_len[:num_rows]
         self._places = [
             buffers.token_rows[:num_rows],
             self._positions,
             buffers.kv_indices,
-            buffers.kv_indptr[: num_rows + 1],
-            buffers.last_page_len[:num_rows],
+            kv_indptr,
+            last_page_len,
         ]
+        self._wrapper = backend.decode_wrapper(
+            paged_kv_indptr_buffer=kv_indptr,
+            paged_kv_indices_buffer=buffers.kv_indices,
+            paged_kv_last_page_len_buffer=last_page_len,
+        )
 
     @property
     def positions(self) -> torch.Tensor:

@@ -22,13 +22,19 @@ from services.worker.engine.batch_wire import Announcement
 from services.worker.engine.runner import Indices
 from services.worker.layers.parallel import Parallel
 
+CPU = torch.device("cpu")
 _SECRET_BYTES = 16
 _CONNECT_TIMEOUT = 60.0
 
 
 @contextmanager
-def join_group(size: int) -> Iterator[Parallel]:
+def join_group(
+    size: int, *, device: torch.device = CPU, ordered: bool = False
+) -> Iterator[Parallel]:
     """Joins the process group that torchrun's variables describe, of `size` ranks.
+
+    Tensors on the host go by gloo, those on CUDA by NCCL. With `ordered`, sums over the ranks
+    are batch-invariant.
 
     Raises StartupError if there are no such variables or the size is another.
     """
@@ -36,9 +42,12 @@ def join_group(size: int) -> Iterator[Parallel]:
         raise StartupError(f"--tp {size} needs {size} ranks started by torchrun")
     if (world := int(os.environ["WORLD_SIZE"])) != size:
         raise StartupError(f"--tp {size} was given, but torchrun started {world} ranks")
-    dist.init_process_group("gloo")
+    if device.type == "cuda":
+        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+    else:
+        dist.init_process_group("gloo")
     try:
-        yield Parallel(dist.get_rank(), size)
+        yield Parallel(dist.get_rank(), size, ordered)
     finally:
         dist.destroy_process_group()
 

@@ -11,6 +11,7 @@ import torch
 
 from services.worker.attention.base import AttentionBackend, AttentionMetadata
 from services.worker.core import Batch
+from services.worker.engine.graphs import DecodeGraphs
 from services.worker.layers.transfer import to_device
 from services.worker.models.decoder import Decoder
 
@@ -21,11 +22,17 @@ class ModelRunner:
     """Owns the token pool: the last token sampled for each slot, [slots]."""
 
     def __init__(
-        self, model: Decoder, backend: AttentionBackend, num_slots: int, device: torch.device
+        self,
+        model: Decoder,
+        backend: AttentionBackend,
+        num_slots: int,
+        device: torch.device,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self._model = model
         self._backend = backend
         self._device = device
+        self._graphs = graphs
         self._token_pool = torch.zeros(num_slots, dtype=torch.int64, device=device)
 
     def forward(self, batch: Batch, logit_index: Indices) -> torch.Tensor | None:
@@ -34,13 +41,15 @@ class ModelRunner:
         Returns [len(logit_index), vocab], float32, on rank 0 and None on the others.
         """
         metadata = AttentionMetadata.of(batch)
+        if self._graphs is not None and self._graphs.fits(batch):
+            logits = self._graphs.run(batch, self._input_ids(batch, metadata))
+            return None if logits is None else self._rows(logits, logit_index).float()
         plan = self._backend.plan(metadata)
         positions = to_device(metadata.positions, self._device)
         hidden: torch.Tensor = self._model(self._input_ids(batch, metadata), positions, plan)
         if not len(logit_index):
             return hidden.new_empty(0, 0)
-        hidden = hidden.index_select(0, to_device(logit_index, self._device))
-        logits = self._model.logits(hidden)
+        logits = self._model.logits(self._rows(hidden, logit_index))
         return None if logits is None else logits.float()
 
     def store(self, batch: Batch, tokens: torch.Tensor) -> None:
@@ -51,6 +60,9 @@ class ModelRunner:
     def empty_tokens(self, count: int) -> torch.Tensor:
         """Room for the tokens that rank 0 sampled, [count]"""
         return self._token_pool.new_empty(count)
+
+    def _rows(self, x: torch.Tensor, index: Indices) -> torch.Tensor:
+        return x.index_select(0, to_device(index, self._device))
 
     def _input_ids(self, batch: Batch, metadata: AttentionMetadata) -> torch.Tensor:
         ids = to_device(batch.input_ids.astype(np.int64), self._device)

@@ -145,3 +145,12 @@ def _sample_masks(masks: TokenMasks | None, rows: Indices) -> SampleMasks | None
     if masks is None:
         return None
     return SampleMasks(np.searchsorted(rows, masks.rows), masks.wait())
+
+
+@torch.inference_mode()
+def follow(runner: ModelRunner, parallel: Parallel, batch: Batch, logit_index: Indices) -> None:
+    """What the other ranks do of a step: the forward pass, and taking over rank 0's tokens."""
+    runner.forward(batch, logit_index)
+    if batch.sample.any():
+        tokens = runner.empty_tokens(int(batch.sample.sum()))
+        runner.store(batch, parallel.broadcast(tokens))

@@ -15,8 +15,10 @@ import torch
 
 from services.worker.config import WorkerConfig, num_threads
 from services.worker.core import Batch, Engine, EngineInfo, PendingStep
+from services.worker.engine.cuda_engine import CudaEngine
+from services.worker.engine.devices import choose_device, on_stream
 from services.worker.engine.group import Leader, join_group
-from services.worker.engine.loading import load_model
+from services.worker.engine.loading import LoadedModel, load_model
 from services.worker.engine.sampler import Sampler
 from services.worker.engine.steps import StepRunner
 from services.worker.engine.thread import EngineThread
@@ -32,33 +34,57 @@ def load(config: WorkerConfig, progress: Callable[[str, int, int], None]) -> Eng
     """
     thread = EngineThread("torch-engine")
     try:
-        return thread.call(lambda: _load(config, progress, thread))
+        return thread.call(lambda: _load_on(thread, config, progress))
     except BaseException:
         thread.close()
         raise
 
 
+def _load_on(
+    thread: EngineThread, config: WorkerConfig, progress: Callable[[str, int, int], None]
+) -> Engine:
+    """Loads, on the engine thread."""
+    device = choose_device(config)
+    with ExitStack() as resources, on_stream(device) as stream:
+        loaded, steps = _load(config, progress, device, resources)
+        if stream is None:
+            return TorchEngine(loaded.info, steps, thread, resources.pop_all())
+        return CudaEngine(loaded.info, steps.launch, thread, stream, resources.pop_all())
+
+
 def _load(
-    config: WorkerConfig, progress: Callable[[str, int, int], None], thread: EngineThread
-) -> TorchEngine:
+    config: WorkerConfig,
+    progress: Callable[[str, int, int], None],
+    device: torch.device,
+    resources: ExitStack,
+) -> tuple[LoadedModel, StepRunner]:
+    """Loads onto a device; what is to be closed in the end goes to `resources`."""
     set_threads(config)
-    with ExitStack() as resources:
-        parallel, leader = Parallel(), None
-        if config.tp > 1:
-            parallel = resources.enter_context(join_group(config.tp))
-        loaded = load_model(config, parallel, progress)
-        if config.tp > 1:
-            leader = resources.enter_context(Leader.accept(parallel))
-        sampler = Sampler(config.max_running_requests, loaded.info.vocab_size)
-        steps = StepRunner(
-            loaded.runner, sampler, parallel, leader.announce if leader is not None else None
+    parallel, leader = Parallel(), None
+    if config.tp > 1:
+        parallel = resources.enter_context(
+            join_group(config.tp, device=device, ordered=config.deterministic)
         )
-        progress("warming up", 0, 1)
-        started = time.perf_counter()
-        steps.step(_warm_up_batch(loaded.info))
-        log.info("first step took %.0f ms", (time.perf_counter() - started) * 1000)
-        progress("warming up", 1, 1)
-        return TorchEngine(loaded.info, steps, thread, resources.pop_all())
+    loaded = load_model(config, parallel, progress, device)
+    if config.tp > 1:
+        leader = resources.enter_context(Leader.accept(parallel))
+    sampler = Sampler(
+        config.max_running_requests,
+        loaded.info.vocab_size,
+        device=device,
+        alone=config.deterministic,
+    )
+    steps = StepRunner(
+        loaded.runner, sampler, parallel, leader.announce if leader is not None else None
+    )
+    progress("warming up", 0, 1)
+    started = time.perf_counter()
+    steps.launch(_warm_up_batch(loaded.info)).to_host()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    log.info("first step took %.0f ms", (time.perf_counter() - started) * 1000)
+    progress("warming up", 1, 1)
+    return loaded, steps
 
 
 class TorchEngine:

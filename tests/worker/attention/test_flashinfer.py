@@ -59,8 +59,7 @@ def test_a_graph_plan_reads_its_buffers_as_they_are_at_the_replay() -> None:
     heads, page_size = (8, 2), 16
     pool, plain = (make_pool(page_size, heads[1], 5) for _ in range(2))
     backend = make_backend(pool, heads)
-    buffers = backend.graph_buffers(8, context=200)
-    graphs = {size: backend.graph_plan(buffers, size) for size in (8, 4, 2, 1)}
+    graphs = backend.graph_plans([8, 4, 2, 1], context=200)
     done = 0
     while done < 8:
         metadata = random_metadata(rng, page_size, decode_only=True)
