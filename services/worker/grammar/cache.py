@@ -16,7 +16,7 @@ from llguidance import LLTokenizer
 
 from services.common.errors import Overloaded, Unavailable
 from services.worker.core import Grammar
-from services.worker.grammar.compiler import LibraryMatcher, compile_grammar
+from services.worker.grammar.compiler import LibraryMatcher, compile_source
 from services.worker.grammar.trial_process import TrialProcess
 from services.worker.grammar.vocabulary import load_vocabulary
 from services.worker.scheduler.stats import GrammarStats
@@ -77,8 +77,7 @@ class GrammarCache:
         vocabulary = self._vocabulary.result()
         started = time.perf_counter()
         try:
-            self._trial.check(grammar)
-            compiled = compile_grammar(grammar, vocabulary)
+            compiled = compile_source(self._trial.source(grammar), vocabulary)
         except OSError as error:  # no process to be had
             raise Unavailable(f"The grammar cannot be compiled now: {error}.")
         except Exception:

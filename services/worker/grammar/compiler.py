@@ -4,7 +4,7 @@
                   is bounded (`services.common.json_grammar`)
     regex         Rust's dialect, anchored at both ends; no look-around
     choices       a Lark grammar of alternatives
-    lark          llguidance's dialect of Lark
+    lark          llguidance's dialect of Lark, or GBNF (told by its ::=), converted to it
 
 Nothing here bounds time: `services.worker.grammar.trial` does.
 """
@@ -12,14 +12,17 @@ Nothing here bounds time: `services.worker.grammar.trial` does.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
 
 from services.common.errors import InvalidRequest
 from services.common.json_grammar import JSON_OPTIONS
 from services.worker.core import Grammar, IntArray
+from services.worker.grammar.finite import check_finite
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -29,26 +32,35 @@ MAX_BYTES = 128 * 1024  # of a grammar's text
 _MAX_LEXER_STATES = 50_000  # 1 to 2 kB each, shared by all who use the grammar
 
 
-def compile_grammar(grammar: Grammar, vocabulary: LLTokenizer) -> LibraryMatcher:
-    """A matcher at the start of an output.
+def library_source(grammar: Grammar) -> str:
+    """A grammar as the library takes it, checked as far as that goes without compiling.
 
-    Raises InvalidRequest, in one sentence, if there can be none.
+    May take long for what a client has made for that. Raises InvalidRequest.
     """
-    limits = LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
-    matcher = LLMatcher(vocabulary, _source(grammar), log_level=0, limits=limits)
-    compiled = LibraryMatcher(matcher)
-    compiled.fill(np.zeros(-(-vocabulary.vocab_size // 32), np.int32))  # a dead end shows here
-    return compiled
-
-
-def check_size(grammar: Grammar) -> None:
-    """Raises InvalidRequest for a grammar that is empty or too long."""
-    texts = (grammar.value,) if isinstance(grammar.value, str) else grammar.value
+    value = grammar.value
+    texts = (value,) if isinstance(value, str) else value
     if not texts:
         raise invalid("there is nothing to choose from")
     size = sum(len(text.encode()) for text in texts)
     if size > MAX_BYTES:
         raise invalid(f"it has {size} bytes, and at most {MAX_BYTES} can be compiled")
+    if not isinstance(value, str):
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, value)))
+    try:
+        return _SOURCES[grammar.kind](value)
+    except RecursionError:
+        raise invalid("it is nested too deeply")
+
+
+def compile_source(source: str, vocabulary: LLTokenizer) -> LibraryMatcher:
+    """A matcher at the start of an output.
+
+    Raises InvalidRequest, in one sentence, if there can be none.
+    """
+    limits = LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
+    compiled = LibraryMatcher(LLMatcher(vocabulary, source, log_level=0, limits=limits))
+    compiled.fill(np.zeros(-(-vocabulary.vocab_size // 32), np.int32))  # a dead end shows here
+    return compiled
 
 
 class LibraryMatcher:
@@ -86,22 +98,35 @@ class LibraryMatcher:
             raise self._failures[-1]
 
 
-def _source(grammar: Grammar) -> str:
-    """The grammar as the library takes it."""
-    value = grammar.value
-    if grammar.kind == "choices":
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, value)))
-    assert isinstance(value, str)
-    if grammar.kind == "regex":
-        return LLMatcher.grammar_from_regex(value)
-    if grammar.kind == "lark":
-        return LLMatcher.grammar_from_lark(value)
+def _json_source(text: str) -> str:
     options = cast("JsonCompileOptions", JSON_OPTIONS)
-    schema = "{}" if value.strip() == "true" else value
-    try:  # what the schema itself says of these options does not count
-        return LLMatcher.grammar_from_json_schema(schema, overrides=options)
+    try:
+        schema = json.loads(text)
+        check_finite(schema)
+        # What the schema itself says of the options does not count.
+        return LLMatcher.grammar_from_json_schema(
+            "{}" if schema is True else text, overrides=options
+        )
     except ValueError as error:
         raise invalid(f"it is no JSON schema: {error}")
+
+
+def _context_free_source(text: str) -> str:
+    if "::=" not in text:
+        return LLMatcher.grammar_from_lark(text)
+    try:
+        return LLMatcher.grammar_from_lark(any_to_lark(text))
+    except RecursionError:
+        raise
+    except Exception as error:  # the converter raises no narrower class
+        raise invalid(str(error))
+
+
+_SOURCES: dict[str, Callable[[str], str]] = {
+    "json_schema": _json_source,
+    "regex": LLMatcher.grammar_from_regex,
+    "lark": _context_free_source,
+}
 
 
 def _reason(error: str) -> str:

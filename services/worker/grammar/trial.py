@@ -3,8 +3,8 @@
 A grammar of a few kilobytes can keep the library busy for a minute, or overflow its stack.
 So a worker first lets this process compile each grammar that is new to it, with bounds on
 processor time, memory and stack: a grammar that ends this process is refused, and nothing
-else has happened. Grammars come as lines of JSON on stdin; the answer to each is a line on
-stdout, the error's sentence as JSON or null.
+else has happened. Grammars come as lines of JSON on stdin; the answer to each is a line of
+JSON on stdout: what the library is to be given, and the error's sentence or null.
 """
 
 from __future__ import annotations
@@ -21,25 +21,11 @@ from llguidance import LLTokenizer
 from services.common.errors import InvalidRequest
 from services.common.process import die_with_parent
 from services.worker.core import Grammar
-from services.worker.grammar.compiler import check_size, compile_grammar, invalid
-from services.worker.grammar.finite import check_finite
+from services.worker.grammar.compiler import compile_source, library_source
 from services.worker.grammar.vocabulary import load_vocabulary
 
 _MAX_MEMORY = 2 << 30  # bytes
 _STACK = 4 << 20  # bytes; half of what the threads of a rank have
-
-
-def check_grammar(grammar: Grammar, vocabulary: LLTokenizer) -> None:
-    """Raises InvalidRequest if a grammar cannot be used."""
-    check_size(grammar)
-    if grammar.kind == "json_schema" and isinstance(grammar.value, str):
-        try:
-            check_finite(json.loads(grammar.value))
-        except ValueError as error:
-            raise invalid(f"it is not JSON: {error}")
-        except RecursionError:
-            raise invalid("it is nested too deeply")
-    compile_grammar(grammar, vocabulary)
 
 
 def serve(vocabulary: LLTokenizer, seconds: float) -> None:
@@ -48,13 +34,14 @@ def serve(vocabulary: LLTokenizer, seconds: float) -> None:
         kind, value = json.loads(line)
         grammar = Grammar(kind, tuple(value) if kind == "choices" else value)
         signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends the process, in any code
+        source, reason = "", None
         try:
-            check_grammar(grammar, vocabulary)
-            reason = None
+            source = library_source(grammar)
+            compile_source(source, vocabulary)
         except InvalidRequest as error:
             reason = error.message
         signal.setitimer(signal.ITIMER_PROF, 0)
-        print(json.dumps(reason), flush=True)
+        print(json.dumps([source, reason]), flush=True)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class TrialProcess:
-    """A child that compiles grammars first. `check` is for one thread at a time, `kill` for any.
+    """A child that compiles grammars first. `source` is for one thread at a time, `kill` for any.
 
     It is started by the first grammar, and again after one that it did not survive.
     """
@@ -26,12 +26,15 @@ class TrialProcess:
     def __init__(self, model: str, seconds: float) -> None:
         self._model = model
         self._seconds = seconds
-        self._lock = threading.Lock()  # of what `check` and `kill` share
+        self._lock = threading.Lock()  # of what `source` and `kill` share
         self._child: subprocess.Popen[str] | None = None
         self._closed = False
 
-    def check(self, grammar: Grammar) -> None:
-        """Raises InvalidRequest if the grammar cannot be used, or cannot be compiled in time."""
+    def source(self, grammar: Grammar) -> str:
+        """What `compiler.compile_source` compiles in bounded time.
+
+        Raises InvalidRequest if the grammar cannot be used, or takes too long.
+        """
         child = self._start()
         assert child.stdin is not None
         assert child.stdout is not None
@@ -43,19 +46,21 @@ class TrialProcess:
             answer = ""
         if not answer:
             raise invalid(self._end(child))
-        reason = json.loads(answer)
+        source, reason = json.loads(answer)
         if reason is not None:
             raise InvalidRequest(reason, param="grammar")  # worded over there
+        assert isinstance(source, str)
+        return source
 
     def kill(self) -> None:
-        """Ends the child, and with it a `check` that waits for it; there will be no other."""
+        """Ends the child, and with it a `source` that waits for it; there will be no other."""
         with self._lock:
             self._closed = True
             if self._child is not None:
                 self._child.kill()
 
     def reap(self) -> None:
-        """Leaves nothing of a killed child, once no `check` runs any more."""
+        """Leaves nothing of a killed child, once no `source` runs any more."""
         if self._child is not None:
             self._child.communicate()
             self._child = None

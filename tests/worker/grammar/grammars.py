@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from llguidance import LLTokenizer
 
 from services.worker.core import Grammar
-from services.worker.grammar.compiler import compile_grammar
+from services.worker.grammar.compiler import LibraryMatcher, compile_source, library_source
 from services.worker.grammar.vocabulary import load_vocabulary
 
 EOS = 257
@@ -23,6 +23,10 @@ EOS = 257
 @cache
 def byte_vocabulary() -> LLTokenizer:
     return load_vocabulary("byte")
+
+
+def compile_grammar(grammar: Grammar, vocabulary: LLTokenizer) -> LibraryMatcher:
+    return compile_source(library_source(grammar), vocabulary)
 
 
 def text_of(token_ids: list[int]) -> str:

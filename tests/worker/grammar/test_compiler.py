@@ -10,9 +10,9 @@ import pytest
 from services.common.errors import InvalidRequest, Unsupported
 from services.common.json_grammar import inline_json
 from services.worker.core import Grammar, unpack_mask
-from services.worker.grammar.compiler import LibraryMatcher, check_size, compile_grammar
+from services.worker.grammar.compiler import LibraryMatcher, library_source
 from services.worker.grammar.vocabulary import load_vocabulary
-from tests.worker.grammar.grammars import EOS, byte_vocabulary
+from tests.worker.grammar.grammars import EOS, byte_vocabulary, compile_grammar
 
 SMOLLM2_EOS = 2
 
@@ -50,6 +50,7 @@ def test_the_end_is_allowed_where_the_grammar_accepts_and_forced_where_nothing_m
         ("regex", r"\d{2}-[a-z]+", ["12-ab"], ["1-ab", "12-"]),
         ("lark", 'start: "<t>" WORD "</t>"\nWORD: /[a-z]+/', ["<t>ab</t>"], ["<t></t>", "ab"]),
         ("lark", f'start: "x" {inline_json({"type": "integer"})}', ["x12"], ["12"]),
+        ("lark", 'root ::= "a" [0-9]+ b?\nb ::= "b" | "c"', ["a12b", "a1"], ["a", "a1d"]),
         ("json_schema", "true", ["[1, null]", '"x"'], ["[1"]),
         ("json_schema", '{"type": "object"}', ['{"a": {"b": []}}', "{}"], ["[]", "1"]),
         ("json_schema", '{"const": "é"}', ['"é"'], ['"e"']),
@@ -107,7 +108,11 @@ def test_a_schema_cannot_change_the_servers_options() -> None:
         ("json_schema", '{"minimum": 3, "maximum": 1, "type": "integer"}', "nsatisfiable"),
         ("json_schema", '{"type": "object", "required": ["a"], "properties": {"a": false}}', "'a'"),
         ("json_schema", '{"$ref": "#/$defs/none"}', "does not exist"),
-        ("json_schema", '{"$ref": "#"}', "nothing can match it"),
+        ("json_schema", '{"$ref": "#"}', "requires itself"),
+        ("json_schema", "[" * 100_000, "nested too deeply"),
+        ("lark", "root ::= (a", "at line 1"),
+        ("lark", 'a ::= "b"', "No 'root' rule"),
+        ("lark", "root ::= " + "(" * 50_000, "nested too deeply"),
         ("json_schema", "{", "no JSON schema"),
         ("json_schema", "[]", "no JSON schema"),
         ("json_schema", "false", "no JSON schema"),
@@ -129,11 +134,11 @@ def test_a_bad_grammar_is_refused_in_one_sentence(kind: str, value: str, words: 
 
 def test_empty_and_huge_grammars_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="nothing to choose from"):
-        check_size(Grammar("choices", ()))
+        library_source(Grammar("choices", ()))
     with pytest.raises(InvalidRequest, match="200000 bytes"):
-        check_size(Grammar("regex", "a" * 200_000))
+        library_source(Grammar("regex", "a" * 200_000))
     with pytest.raises(InvalidRequest, match="at most"):
-        check_size(Grammar("choices", ("é" * 40_000, "b" * 60_000)))
+        library_source(Grammar("choices", ("é" * 40_000, "b" * 60_000)))
 
 
 def test_tokens_of_the_embedded_model_never_stand_for_their_bytes_in_text() -> None:
