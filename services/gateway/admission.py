@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from services.common.errors import Overloaded, Unavailable
+from services.common.errors import Overloaded, ShoalError, Unavailable
 from services.gateway.domain import GenerationRequest
 from services.gateway.fair_queue import Entry, FairQueue
 
@@ -99,8 +99,14 @@ class Admission:
             self._refuse(queue, loser)
         try:
             await turn
-        finally:
+        except asyncio.CancelledError:
             self._leave(queue, entry)
+            self._call_next(queue)  # the turn may have been called already
+            raise
+        except ShoalError:
+            self._leave(queue, entry)
+            raise
+        self._leave(queue, entry)
         self._observe_wait(self._loop.time() - arrived)
         return True
 
@@ -117,10 +123,9 @@ class Admission:
         """Workers came or went."""
         for queue in self._queues.values():
             if len(queue.turns):
-                workers = list(self._ready_workers(queue.model))
-                self._watch_absence(queue, absent=not workers)
-                for worker in workers:
-                    self.on_load(worker)
+                absent = not list(self._ready_workers(queue.model))
+                self._watch_absence(queue, absent=absent)
+                self._call_next(queue)
 
     def retry_after(self, model: str, tenant: str) -> float:
         """Seconds until a tenant's next request could leave the queue, as it moves now."""
@@ -139,6 +144,10 @@ class Admission:
         if queue.num_called:
             return sum(max(worker.room, 0) for worker in workers) > queue.num_called
         return not workers or any(worker.room > 0 for worker in workers)
+
+    def _call_next(self, queue: _ModelQueue) -> None:
+        for worker in self._ready_workers(queue.model):
+            self.on_load(worker)
 
     def _leave(self, queue: _ModelQueue, entry: Entry[Turn]) -> None:
         """Whoever waited runs on, however the wait ended."""

@@ -372,6 +372,12 @@ class FakeDetokenizer(tokenizer_pb2_grpc.DetokenizerServicer):
         self.texts: dict[int, Text] = {}
         self.closes: list[int] = []
         self.lookups = 0
+        self._session: Link | None = None
+
+    def drain(self) -> None:
+        assert self._session is not None
+        self._session.outbox.pending.draining = True
+        self._session.send()
 
     async def Decode(
         self, request: tokenizer_pb2.DecodeRequest, context: Context
@@ -390,6 +396,7 @@ class FakeDetokenizer(tokenizer_pb2_grpc.DetokenizerServicer):
         context: Context,
     ) -> None:
         session = Link(tokenizer_pb2.DetokenizerSessionResponse, self.activity)
+        self._session = session
         self.texts = {}
         session.outbox.pending.info.CopyFrom(self.info)
         session.send()
