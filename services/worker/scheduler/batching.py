@@ -33,6 +33,7 @@ class InFlight:
     ends: Sequence[int]
     sampled: Sequence[bool]
     num_tokens: int
+    num_prefill_tokens: int
     pending: PendingStep
     follows_work: bool
     masks: TokenMasks | None = None

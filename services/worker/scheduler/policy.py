@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from services.worker.scheduler.pace import Pace
+
 _DECODE_RUN = 16  # decode-first: decode batches before waiting prompts get one
+_MIXED_RUN = 16  # mixed: batches with prompts before one decodes alone, which measures it
+_PREFILL_SHARE = 0.8  # mixed: of a decode step's time, which a chunk may add to it
+_LEAST_CHUNK = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +27,10 @@ class Policy:
     prefill-first   prompts while there are any, then decode: best throughput, but a long
                     prompt stalls the streams
     decode-first    decode while there is any; prompts get one batch in 17
-    mixed           all decode rows, and prompts for the rest of the token budget, of which
-                    a quarter is theirs however many rows decode
+    mixed           all decode rows, and of the prompts what takes less than a decode step by
+                    itself: streams slow down to half their speed at most, and prompts get
+                    nearly half of the engine. Until the engine's pace is known, prompts get
+                    the rest of the token budget, at least a quarter.
     """
 
     def __init__(
@@ -31,17 +38,32 @@ class Policy:
     ) -> None:
         self._name = name
         self._budget = max_prefill_tokens
-        self._decode_run = 0
+        self._decode_run = self._mixed_run = 0
+        self.pace = Pace()
 
     def quota(self, num_decode: int, *, prefill_waits: bool) -> Quota:
         """`num_decode` rows could decode; `prefill_waits` if prompts could be computed."""
         if not prefill_waits or not num_decode:
-            self._decode_run = 0
+            self._decode_run = self._mixed_run = 0
             return Quota(num_decode > 0, self._budget)
         if self._name == "mixed":
-            return Quota(True, max(self._budget - num_decode, self._budget // 4, 1))
+            return Quota(True, self._mixed_prefill(num_decode))
         if self._name == "decode-first" and self._decode_run < _DECODE_RUN:
             self._decode_run += 1
             return Quota(True, 0)
         self._decode_run = 0
         return Quota(False, self._budget)
+
+    def _mixed_prefill(self, num_decode: int) -> int:
+        """The prompt tokens that go along with decode rows."""
+        most = max(self._budget - num_decode, self._budget // 4, 1)
+        if self.pace.decode_time is None:
+            return most
+        fitting = self.pace.tokens_in(_PREFILL_SHARE * self.pace.decode_time)
+        if fitting is None:
+            return most
+        self._mixed_run += 1
+        if self._mixed_run > _MIXED_RUN:
+            self._mixed_run = 0
+            return 0
+        return min(max(fitting, _LEAST_CHUNK), most)

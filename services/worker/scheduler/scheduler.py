@@ -263,19 +263,22 @@ class Scheduler:
         )
         self._admissions.clear()
         sampled = batch.sample.tolist()
+        num_prefill_tokens = 0
         for row, samples in zip(rows, sampled, strict=True):
             request = row.request
             if request.prefilling:
-                self.counters.num_prefill_tokens += row.length
+                num_prefill_tokens += row.length
             request.num_computed += row.length
             request.num_sampled += samples
             request.last_step = number
+        self.counters.num_prefill_tokens += num_prefill_tokens
         launched = InFlight(
             number,
             requests=[row.request for row in rows],
             ends=[row.request.num_computed for row in rows],
             sampled=sampled,
             num_tokens=batch.num_tokens,
+            num_prefill_tokens=num_prefill_tokens,
             pending=self._engine.launch(batch),
             follows_work=self._had_work,
             masks=batch.masks,
@@ -294,6 +297,8 @@ class Scheduler:
             self._take_result(batch, result, output)
             self.counters.batch_tokens = batch.num_tokens
             self.counters.step_time = result.duration
+            num_decode = batch.num_tokens - batch.num_prefill_tokens
+            self._policy.pace.observe(num_decode, batch.num_prefill_tokens, result.duration)
             if batch.follows_work:
                 self.counters.bubble += result.idle
             self._fill_masks(output)

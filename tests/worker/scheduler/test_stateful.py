@@ -1,7 +1,8 @@
 """Random lives of a scheduler: whatever happens, tokens are exact and the books balance.
 
-`SHOAL_STATEFUL_EXAMPLES` multiplies the number of random runs (default 1: some 20,000
-scheduler steps over all variants).
+Each of the seven variants goes on until it has made `_LEAST_STEPS` steps of the scheduler,
+21,000 over all; `SHOAL_STATEFUL_EXAMPLES` multiplies that. Hypothesis prints how to repeat a
+failure.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from services.worker.core import FinishReason, SamplingParams
 from tests.worker.scheduler.harness import EOS, Cache, Client, Harness, Schedule, make_info
 
 _SCALE = int(os.environ.get("SHOAL_STATEFUL_EXAMPLES", "1"))
+_LEAST_STEPS = 3000 * _SCALE
 _BASE = [(7 * i + i // 5) % 250 for i in range(90)]  # prompts are prefixes of it, with tails
 
 
@@ -174,14 +176,15 @@ def run_machine(page_size: int, overlap: bool, cache: Cache) -> None:
                 preempted += self.harness.scheduler.counters.num_preempted
 
     Machine.page_size, Machine.overlap, Machine.cache = page_size, overlap, cache
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(
-            max_examples=8 * _SCALE,
-            stateful_step_count=30,
-            deadline=None,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    while steps < _LEAST_STEPS:
+        run_state_machine_as_test(
+            Machine,
+            settings=settings(
+                max_examples=4,
+                stateful_step_count=30,
+                deadline=None,
+                database=None,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
     print(f"page size {page_size}, {overlap=}, {cache=}: {steps} steps, {preempted} preemptions")

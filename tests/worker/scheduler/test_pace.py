@@ -1,0 +1,152 @@
+"""How much of a prompt goes along with the streams: by the engine's pace, in simulated time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from services.worker.core import Batch, EngineInfo
+from services.worker.scheduler.pace import Pace
+from services.worker.scheduler.policy import Policy
+from tests.worker.scheduler.harness import Harness, LazyEngine, Schedule, make_info
+
+NUM_STREAMS = 16
+PROMPT = [(7 * i + i // 250) % 250 for i in range(6000)]
+
+Cost = Callable[[Batch], float]
+
+
+class TimedEngine(LazyEngine):
+    """Says of each step that it took what `cost` makes of its batch, and sums that up."""
+
+    def __init__(self, info: EngineInfo, num_slots: int, cost: Cost) -> None:
+        super().__init__(info, num_slots)
+        self.clock = 0.0
+        self._cost = cost
+
+    def compute_next(self) -> None:
+        step = self.in_flight[0]
+        super().compute_next()
+        assert step.value is not None
+        step.value = dataclasses.replace(step.value, duration=self._cost(step.batch))
+        self.clock += step.value.duration
+
+
+def timed_harness(cost: Cost, schedule: Schedule, *, overlap: bool = True) -> Harness:
+    info = make_info(page_size=16, num_pages=2000, max_model_len=8192, max_prefill_tokens=512)
+    return Harness(
+        info,
+        schedule=schedule,
+        max_running=32,
+        overlap=overlap,
+        engine=TimedEngine(info, 32, cost),
+    )
+
+
+def clock(harness: Harness) -> float:
+    assert isinstance(harness.engine, TimedEngine)
+    return harness.engine.clock
+
+
+def p99_gap_ratio(cost: Cost, schedule: Schedule, *, overlap: bool = True) -> float:
+    """The streams' p99 gap while the long prompt is computed, over that before."""
+    harness = timed_harness(cost, schedule, overlap=overlap)
+    streams = [harness.submit([seed] * 20, 4000) for seed in range(NUM_STREAMS)]
+    while not all(len(client.tokens) > 5 for client in streams):
+        harness.step()
+
+    def gap_until(done: Callable[[], bool]) -> float:
+        times, count, ended = [clock(harness)], len(streams[0].tokens), False
+        while not ended or len(streams[0].tokens) == count:
+            harness.step()
+            ended = ended or done()
+            if len(streams[0].tokens) > count:
+                if not ended:
+                    count = len(streams[0].tokens)
+                times.append(clock(harness))
+        return float(np.percentile([after - before for before, after in pairwise(times)], 99))
+
+    before = gap_until(lambda: len(streams[0].tokens) > 60)
+    long = harness.submit(PROMPT, 1)
+    during = gap_until(lambda: bool(long.tokens))
+    harness.check_tokens()
+    return during / before
+
+
+def affine(base: float, row: float, token: float, reach: float = 0.0) -> Cost:
+    """Seconds of a step: a base, and for each decode row, prompt token, and position read."""
+
+    def cost(batch: Batch) -> float:
+        single = batch.query_lens == 1
+        prompt_tokens = int(batch.query_lens[~single].sum())
+        positions = float((batch.query_lens * (batch.start + batch.query_lens / 2))[~single].sum())
+        return base + row * int(single.sum()) + token * prompt_tokens + reach * positions
+
+    return cost
+
+
+COSTS = {
+    "a CPU": affine(0.030, 0.003, 0.001, 3e-7),
+    "a GPU": affine(0.010, 0.0001, 0.00002, 1e-9),
+    "tokens alone": affine(0.0, 0.001, 0.001),
+    "a dear base": affine(0.1, 0.0, 0.0001),
+}
+
+
+@pytest.mark.parametrize(("name", "overlap"), [*((name, True) for name in COSTS), ("a CPU", False)])
+def test_a_long_prompt_at_most_doubles_the_gap_of_the_streams(name: str, overlap: bool) -> None:
+    ratio = p99_gap_ratio(COSTS[name], "mixed", overlap=overlap)
+    print(f"{name}, {overlap=}: p99 gap x {ratio:.2f}")
+    assert ratio <= 2.0
+
+
+def test_the_other_policies_stall_the_streams_by_whole_chunks() -> None:
+    assert p99_gap_ratio(COSTS["a CPU"], "prefill-first") > 5
+    assert p99_gap_ratio(COSTS["a CPU"], "decode-first") > 5
+
+
+def test_prompts_get_nearly_half_of_the_engine_beside_streams() -> None:
+    """Slower than alone, by no more than the decode steps cost and the caution in measuring."""
+    harness = timed_harness(COSTS["a CPU"], "mixed")
+    alone = harness.submit(PROMPT, 1)
+    harness.run()
+    spent_alone = clock(harness)
+    assert alone.ended
+    harness = timed_harness(COSTS["a CPU"], "mixed")
+    streams = [harness.submit([seed] * 20, 4000) for seed in range(NUM_STREAMS)]
+    while not all(len(client.tokens) > 50 for client in streams):
+        harness.step()
+    started, long = clock(harness), harness.submit(PROMPT, 1)
+    while not long.tokens:
+        harness.step()
+    assert clock(harness) - started < 3 * spent_alone
+
+
+def test_a_batch_without_streams_takes_the_whole_budget() -> None:
+    policy = Policy("mixed", 512)
+    policy.pace.observe(4, 0, 0.1)
+    policy.pace.observe(0, 512, 0.5)
+    assert policy.quota(0, prefill_waits=True).prefill_tokens == 512
+    assert policy.quota(4, prefill_waits=True).prefill_tokens == 81
+
+
+def test_one_batch_in_seventeen_decodes_alone_to_be_measured() -> None:
+    policy = Policy("mixed", 512)
+    policy.pace.observe(4, 0, 0.1)
+    policy.pace.observe(0, 512, 0.5)
+    quotas = [policy.quota(4, prefill_waits=True) for _ in range(34)]
+    assert [index for index, quota in enumerate(quotas) if not quota.prefill_tokens] == [16, 33]
+
+
+def test_noise_and_unmeasured_steps_make_no_prompt_token_free() -> None:
+    pace = Pace()
+    pace.observe(3, 40, 0.5)  # nothing to subtract yet
+    pace.observe(3, 40, 0.0)
+    assert pace.tokens_in(1.0) is None
+    pace.observe(3, 0, 0.2)
+    pace.observe(3, 10, 0.1)  # quicker than without the prompt
+    assert pace.token_time == pytest.approx(0.001)
