@@ -91,7 +91,8 @@ def _fit_role(points: Sequence[Point], role: str) -> Prices:
             break
         used.remove(used[int(solved.argmin())])
     errors = np.abs(amounts @ prices - 1)
-    return Prices(*prices.tolist(), median_error=float(np.median(errors)))
+    request, token, frame, session_second = prices.tolist()
+    return Prices(request, token, frame, session_second, float(np.median(errors)))
 
 
 def gateways_needed(prices: Prices, target: Target, *, utilisation: float = 0.6) -> float:

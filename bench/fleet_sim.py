@@ -152,11 +152,15 @@ async def _fleet(config: SimConfig, workers: int, gateways: int) -> AsyncIterato
             return child
 
         for role, address in texts.items():
-            flags = (f"--address={address}", "--model=byte", "--log-level=warning")
-            await start(role, "services", role, *flags)
+            await start(
+                *(role, "services", role, f"--address={address}"),
+                *("--model=byte", "--log-level=warning"),
+            )
         for share in (addresses[host::_HOSTS] for host in range(_HOSTS)):
-            flags = (f"--addresses={','.join(share)}", f"--step-ms={config.step_ms}")
-            host = await start("worker", "bench.sim_workers", *flags)
+            host = await start(
+                *("worker", "bench.sim_workers"),
+                *(f"--addresses={','.join(share)}", f"--step-ms={config.step_ms}"),
+            )
             assert host.stdout is not None
             await host.stdout.readline()
         endpoints = []

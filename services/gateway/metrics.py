@@ -194,6 +194,11 @@ class _Gauges(Collector):
             "Different prefixes of 64 tokens and more that workers are believed to hold",
             value=fleet.num_prefixes,
         )
+        yield CounterMetricFamily(
+            "shoal_gateway_reencodes",
+            "Encodes repeated because their tokenizer was lost",
+            value=fleet.num_reencodes,
+        )
         reports = [worker.reported for worker in fleet.workers.ready]
         yield GaugeMetricFamily(
             "shoal_fleet_requests_running",

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tests.chaos.cases import RULE_STATUSES, Case, draw_case, judge, prompt_ids_of, with_stop
+from tests.chaos.cases import Case, draw_case, judge, prompt_ids_of, with_stop
 from tests.chaos.client import Answer, Unanswered, ask
 from tests.chaos.fleet import Fleet
 from tests.chaos.instance import Instance, until
@@ -104,7 +104,7 @@ class Load:
         tally.lost += verdict.lost
         tally.doubled += verdict.doubled
         tally.tokens += sum(len(choice.ids) for choice in answer.choices.values())
-        if answer.status in RULE_STATUSES:
+        if answer.status != 200:
             tally.refused[answer.status] += 1
         elif answer.error:
             tally.late += 1

@@ -80,11 +80,18 @@ async def _warm_up(fleet: Fleet, rng: random.Random) -> None:
     await leftovers.nothing_held(fleet)
 
 
+_MOVES = {
+    "worker": 'shoal_gateway_resumes_total{peer="worker"}',
+    "detokenizer": 'shoal_gateway_resumes_total{peer="detokenizer"}',
+    "tokenizer": "shoal_gateway_reencodes_total",
+}
+
+
 class Moves:
     """Follows the gateways' counts of moves through their restarts."""
 
     def __init__(self, fleet: Fleet) -> None:
-        self.totals = dict.fromkeys(("worker", "detokenizer", "tokenizer"), 0)
+        self.totals = dict.fromkeys(_MOVES, 0)
         self._fleet = fleet
         self._last: dict[tuple[int, str], float] = {}
 
@@ -99,8 +106,8 @@ class Moves:
             if not gateway.address:
                 continue
             pid, metrics = gateway.pid, await gateway.metrics()
-            for peer in self.totals:
-                value = metrics.get(f'shoal_gateway_resumes_total{{peer="{peer}"}}', 0.0)
+            for peer, name in _MOVES.items():
+                value = metrics.get(name, 0.0)
                 before = self._last.get((pid, peer), 0.0)
                 self.totals[peer] += round(max(0.0, value - before))
                 self._last[pid, peer] = max(value, before)

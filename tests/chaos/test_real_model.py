@@ -152,5 +152,6 @@ def _noise(seed: int, position: int, token: int) -> float:
     """The Gumbel noise of one draw."""
     from services.worker.engine.draw import gumbel, row_keys
 
-    low, high = row_keys(np.array([seed], np.uint64), np.array([position], np.uint64))
+    keys = row_keys(np.array([seed], np.uint64), np.array([position], np.uint64))
+    low, high = (torch.as_tensor(key).reshape(1, 1) for key in keys)
     return float(gumbel(low, high, torch.tensor([[token]]))[0, 0])

@@ -84,6 +84,7 @@ class PeerFleet:
             sources.tls,
         )
         self.local_decoder = local_decoder
+        self.num_reencodes = 0  # encodes repeated because their tokenizer was lost
         self.on_change: Callable[[], None] = lambda: None  # peers came, went or drain
         self.on_load: Callable[[WorkerPeer], None] = lambda worker: None  # a worker told its load
         self._policy = policy
@@ -244,7 +245,10 @@ class PeerFleet:
             tokenizer = await self.wait_for(find, patience, "no tokenizer is ready")
             return await tokenizer.encode(request)
 
-        return await repeat_when_lost(attempt, patience, max_moves)
+        return await repeat_when_lost(attempt, patience, max_moves, self._count_reencode)
+
+    def _count_reencode(self) -> None:
+        self.num_reencodes += 1
 
     async def tokenizer_info(self, model: Model, patience: float) -> tokenizer_pb2.TokenizerInfo:
         """What a tokenizer of the model says of it. Raises Unavailable."""
@@ -321,13 +325,17 @@ class PeerFleet:
 
 
 async def repeat_when_lost(
-    attempt: Callable[[float], Awaitable[T]], patience: float, max_repeats: int
+    attempt: Callable[[float], Awaitable[T]],
+    patience: float,
+    max_repeats: int,
+    on_repeat: Callable[[], None] = lambda: None,
 ) -> T:
     """Awaits `attempt(patience)`, again where the instance was lost or would not do it."""
     for _ in range(max_repeats):
         try:
             return await attempt(patience)
         except PeerLost:
+            on_repeat()
             patience = REPEAT_PATIENCE_SECONDS
     return await attempt(patience)
 
