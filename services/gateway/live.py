@@ -107,7 +107,11 @@ class LiveGeneration:
             )
             for index in range(self.request.n)
         ]
-        await self._placement.place_all(self._choices)
+        try:
+            await self._placement.place_all(self._choices)
+        except ShoalError as error:
+            self._name_field(error)
+            raise
         if self._deadline is not None:
             self._timer = self._loop.call_at(
                 self._deadline, self.fail, DeadlineExceeded("the request's deadline passed")
@@ -217,6 +221,7 @@ class LiveGeneration:
         """Ends the request with an error, after what is unread."""
         if self._closed or self._error is not None:
             return
+        self._name_field(error)
         self._error = error
         if self._scope is not None:
             if not self._scope.expired():
@@ -225,6 +230,12 @@ class LiveGeneration:
             self._host.metrics.count_error(error)
         self._let_go()
         self._wake()
+
+    def _name_field(self, error: ShoalError) -> None:
+        """Names the field that a grammar came in, which a worker does not know."""
+        grammar = self.request.sampling.grammar
+        if grammar is not None and error.param == "grammar" and grammar.param:
+            error.param = grammar.param
 
     def close(self) -> None:
         """Gives the request up wherever it is; harmless after the end."""

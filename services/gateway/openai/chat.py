@@ -22,6 +22,7 @@ from services.gateway.openai.decode import (
 from services.gateway.openai.fanout import FanOut
 from services.gateway.openai.output.parser import OutputPlan
 from services.gateway.openai.schema import REFUSED_IN_CHAT, ChatBody
+from services.gateway.openai.structured import grammar_of
 from services.gateway.openai.tools.grammar import tool_grammar
 from services.gateway.openai.tools.use import ToolUse, tool_use
 
@@ -67,7 +68,12 @@ async def chat_request(
         body,
         caller,
         chat_prompt(body, reasoning_effort=body.reasoning_effort),
-        sampling(body, max_tokens=_max_tokens(body), logprobs=_num_logprobs(body)),
+        sampling(
+            body,
+            max_tokens=_max_tokens(body),
+            logprobs=_num_logprobs(body),
+            grammar=grammar_of(body),
+        ),
     )
     dialect = await model_dialect(gateway, request)
     return shape_output(request, dialect, tools)

@@ -28,6 +28,7 @@ from services.gateway.openai.decode import (
 from services.gateway.openai.fanout import FanOut
 from services.gateway.openai.logprobs import CompletionLogprobs, join
 from services.gateway.openai.schema import CompletionBody
+from services.gateway.openai.structured import grammar_of
 from services.gateway.sse import DONE, json_text
 from services.gateway.validate import MAX_CHOICES
 
@@ -61,6 +62,7 @@ async def parse_completion(
         max_tokens=1 if max_tokens == 0 else max_tokens,
         logprobs=logprobs,
         prompt_logprobs=logprobs if body.echo else None,
+        grammar=grammar_of(body),
     )
     if len(prompts) * min(integer("n", body.n) or 1, MAX_CHOICES) > max_choices:
         raise _too_many(max_choices)

@@ -15,7 +15,7 @@ import msgspec
 
 from services.common.errors import InvalidRequest, Unsupported
 from services.common.tracing import NO_TRACE, TraceContext
-from services.gateway.domain import GenerationRequest, Prompt, Sampling, TextOptions
+from services.gateway.domain import GenerationRequest, Grammar, Prompt, Sampling, TextOptions
 from services.gateway.openai.schema import REFUSED, Integer, OpenAIBody, SamplingBody
 from services.gateway.validate import check_request, unsigned_seed
 
@@ -81,8 +81,8 @@ def integer(name: str, value: Integer | None) -> int | None:
     return value
 
 
-def refuse(body: msgspec.Struct, table: Mapping[str, tuple[Any, ...]]) -> None:
-    """Refuses fields that would change the result and are not built.
+def refuse(body: msgspec.Struct, table: Mapping[str, tuple[Any, ...]], *, within: str = "") -> None:
+    """Refuses fields that would change the result and are not built; `within` a field.
 
     Raises:
         Unsupported: naming the first of them.
@@ -90,14 +90,12 @@ def refuse(body: msgspec.Struct, table: Mapping[str, tuple[Any, ...]]) -> None:
     for name, harmless in table.items():
         value = getattr(body, name, None)
         if value is not None and value not in harmless:
-            raise unsupported(name)
+            raise unsupported(f"{within}.{name}" if within else name)
 
 
 def refuse_common(body: OpenAIBody) -> None:
     """`refuse` for the fields that both OpenAI endpoints know."""
     refuse(body, REFUSED)
-    if body.response_format is not None and body.response_format.type != "text":
-        raise unsupported("response_format")
 
 
 def unsupported(name: str, *, param: str | None = None) -> Unsupported:
@@ -143,6 +141,7 @@ def sampling(
     temperature: float = 1.0,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
+    grammar: Grammar | None = None,
 ) -> Sampling:
     """The sampling options of a body; `temperature` is the default."""
     seed = integer("seed", body.seed)
@@ -162,6 +161,7 @@ def sampling(
         ignore_eos=bool(body.ignore_eos),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        grammar=grammar,
     )
 
 

@@ -60,10 +60,38 @@ class StreamOptions(Struct):
     continuous_usage_stats: bool | None = None
 
 
+JsonSchema = dict[str, Any] | bool | str  # as text too, which vLLM takes
+
+
+class NamedSchema(Struct):
+    """`response_format.json_schema`. It is always kept strictly, whatever `strict` says."""
+
+    name: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
 class ResponseFormat(Struct):
-    """`response_format`; only `text` is built."""
+    """`response_format`: type text, json_object or json_schema."""
 
     type: str
+    json_schema: NamedSchema | None = None
+
+
+class StructuredOutputs(Struct):
+    """vLLM's `structured_outputs`: one of these."""
+
+    json: JsonSchema | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+    disable_additional_properties: Any = None
+    disable_any_whitespace: Any = None
+    structural_tag: Any = None
+    whitespace_pattern: Any = None
 
 
 class SamplingBody(Struct, kw_only=True):
@@ -106,23 +134,25 @@ class OpenAIBody(SamplingBody, kw_only=True):
     response_format: ResponseFormat | None = None
     return_token_ids: bool | None = None
     add_special_tokens: bool | None = None
+    ebnf: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_json: JsonSchema | None = None
+    guided_regex: str | None = None
+    regex: str | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     allowed_token_ids: Any = None
     bad_words: Any = None
     best_of: Any = None
-    ebnf: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
+    guided_whitespace_pattern: Any = None
     kv_transfer_params: Any = None
     logits_processors: Any = None
     lora_path: Any = None
     prompt_embeds: Any = None
     prompt_logprobs: Any = None
-    regex: Any = None
     stop_regex: Any = None
-    structured_outputs: Any = None
+    structural_tag: Any = None
     truncate_prompt_tokens: Any = None
     use_beam_search: Any = None
 
@@ -203,13 +233,9 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "chat_template": (),
     "documents": ([],),
-    "ebnf": (),
     "function_call": ("none",),
     "functions": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
+    "guided_whitespace_pattern": (),
     "kv_transfer_params": (),
     "logits_processors": ([],),
     "lora_path": (),
@@ -218,9 +244,8 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "prompt_embeds": (),
     "prompt_logprobs": (),
-    "regex": (),
     "stop_regex": (),
-    "structured_outputs": (),
+    "structural_tag": (),
     "suffix": ("",),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
@@ -228,3 +253,9 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 REFUSED_IN_CHAT: dict[str, tuple[Any, ...]] = {"echo": (False,), "add_special_tokens": (False,)}
+REFUSED_IN_STRUCTURED_OUTPUTS: dict[str, tuple[Any, ...]] = {
+    "disable_additional_properties": (False,),
+    "disable_any_whitespace": (False,),
+    "structural_tag": (),
+    "whitespace_pattern": (),
+}

@@ -405,11 +405,9 @@ async def test_bad_value_names_its_field(
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "structural_tag"}}, "response_format"),
         ({"functions": [{"name": "f"}]}, "functions"),
-        ({"guided_json": {}}, "guided_json"),
-        ({"guided_regex": "a+"}, "guided_regex"),
-        ({"structured_outputs": {"regex": "a+"}}, "structured_outputs"),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"best_of": 2}, "best_of"),
         ({"echo": True}, "echo"),
