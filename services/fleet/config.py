@@ -28,8 +28,11 @@ class FleetConfig:
     max_model_len: int = borrow(WorkerConfig, "max_model_len")
     engine: str = borrow(WorkerConfig, "engine")
     fake_step_ms: float = borrow(WorkerConfig, "fake_step_ms")
+    device: str = borrow(WorkerConfig, "device")
     dtype: str = borrow(WorkerConfig, "dtype")
     attention_backend: str = borrow(WorkerConfig, "attention_backend")
+    disable_cuda_graph: bool = borrow(WorkerConfig, "disable_cuda_graph")
+    cuda_graph_max_batch: int = borrow(WorkerConfig, "cuda_graph_max_batch")
     tool_call_parser: str = borrow(GatewayConfig, "tool_call_parser")
     reasoning_parser: str = borrow(GatewayConfig, "reasoning_parser")
 
@@ -41,6 +44,7 @@ class FleetConfig:
     max_worker_sessions: int = borrow(GatewayConfig, "max_worker_sessions", group="server")
     admission_queue: int = borrow(GatewayConfig, "admission_queue", group="server")
     tenant_weights: tuple[str, ...] = borrow(GatewayConfig, "tenant_weights", group="server")
+    drain: str = borrow(WorkerConfig, "drain", help="what a draining worker does with requests")
     drain_timeout: float = borrow(
         GatewayConfig, "drain_timeout", help="seconds that open streams get when the fleet stops"
     )
@@ -82,6 +86,7 @@ class FleetConfig:
     cache: str = borrow(WorkerConfig, "cache")
     page_size: int = borrow(WorkerConfig, "page_size")
     num_pages: int = borrow(WorkerConfig, "num_pages")
+    memory_ratio: float = borrow(WorkerConfig, "memory_ratio")
 
     def __post_init__(self) -> None:
         for name, least in (

@@ -18,6 +18,7 @@ from typing import Any
 from services.common.process import child_environment
 from services.fleet.config import FleetConfig
 from services.fleet.display import Display, SilentDisplay
+from services.fleet.gpus import visible_gpus
 from services.fleet.plan import Role, ServiceSpec, plan_fleet, service_environment
 from services.fleet.ports import SharedPort, port_of, require_free
 from services.fleet.probes import (
@@ -33,6 +34,12 @@ from services.fleet.service import Probe, Service
 log = logging.getLogger(__name__)
 
 Plan = Callable[[FleetConfig, Path], list[ServiceSpec]]
+
+
+def plan_here(config: FleetConfig, run_dir: Path) -> list[ServiceSpec]:
+    """The plan with the GPUs of this machine."""
+    return plan_fleet(config, run_dir, () if config.device == "cpu" else visible_gpus())
+
 
 _STOP_ORDER: tuple[tuple[Role, ...], ...] = (
     ("gateway",),
@@ -52,7 +59,7 @@ class LocalFleet:
         config: FleetConfig,
         display: Display | None = None,
         *,
-        plan: Plan = plan_fleet,
+        plan: Plan = plan_here,
         stop_margin: float = 5.0,
     ) -> None:
         if config.log_format == "auto":  # the services' stderr is a pipe: they cannot tell

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +12,7 @@ from typing import Any, Literal
 from services.common.config import env_name, secret_environment, to_argv
 from services.common.errors import StartupError
 from services.fleet.config import FleetConfig
+from services.fleet.gpus import deal
 
 Role = Literal["gateway", "tokenizer", "detokenizer", "worker"]
 
@@ -28,12 +29,14 @@ class ServiceSpec:
     command: tuple[str, ...]
     address: str = ""  # gRPC; empty for the gateway, which tells its own
     admin_address: str = ""
-    # Its secrets, as variables: everybody on the machine can read a command.
+    # Its GPUs, and its secrets, as variables: everybody on the machine can read a command.
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
-def plan_fleet(config: FleetConfig, run_dir: Path) -> list[ServiceSpec]:
+def plan_fleet(config: FleetConfig, run_dir: Path, gpus: Sequence[str] = ()) -> list[ServiceSpec]:
     """The services of a fleet, in the order in which a display shows them.
+
+    `gpus` are this machine's, which the workers share out.
 
     Raises:
         StartupError: the run directory's path is too long for a unix socket.
@@ -65,12 +68,14 @@ def plan_fleet(config: FleetConfig, run_dir: Path) -> list[ServiceSpec]:
                 environment=secret_environment(gateway),
             )
         )
+    gpu_environments = deal(gpus, config.workers, config.tp)
     for role in ("tokenizer", "detokenizer", "worker"):
-        for name, address in zip(names[role], addresses[role], strict=True):
+        for index, (name, address) in enumerate(zip(names[role], addresses[role], strict=True)):
             admin = _socket(run_dir, f"{name}.admin")
             make = config.worker if role == "worker" else config.tokenizer
             command = command_of(role, make(address, admin))
-            specs.append(ServiceSpec(name, role, command, address, admin))
+            environment = gpu_environments[index] if role == "worker" else {}
+            specs.append(ServiceSpec(name, role, command, address, admin, environment))
     return specs
 
 
@@ -90,7 +95,7 @@ def command_of(role: Role, config: Any) -> tuple[str, ...]:
 def service_environment(environment: dict[str, str]) -> dict[str, str]:
     """The environment for a service: without the variables that the fleet has read itself.
 
-    What the fleet has no flag for (SHOAL_MEMORY_RATIO, ...) still reaches the service.
+    What the fleet has no flag for still reaches the service.
     """
     peers = ("tokenizer_addresses", "detokenizer_addresses", "worker_addresses")
     own = (field.name for field in fields(FleetConfig))

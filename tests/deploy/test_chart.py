@@ -219,6 +219,8 @@ def test_gpus_are_requested_and_shared_memory_is_mounted(helm: Helm) -> None:
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 4
     assert container["resources"]["limits"]["memory"] == "4Gi"
     assert render.flags("worker")["--tp"] == "4"
+    assert render.flags("worker")["--device"] == "cuda"
+    assert "--device" not in helm.template().flags("worker")
     assert "SHOAL_NUM_THREADS" not in render.env("worker")
     (shm,) = [v for v in render.pod("worker")["volumes"] if v["name"] == "shared-memory"]
     assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "1Gi"}

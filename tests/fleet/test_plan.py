@@ -136,7 +136,7 @@ def test_a_long_directory_is_refused() -> None:
 
 
 def test_services_do_not_read_the_fleets_own_variables() -> None:
-    kept = {"PATH": "/bin", "SHOAL_MEMORY_RATIO": "0.5", "SHOAL_PARENT_PID": "1"}
+    kept = {"PATH": "/bin", "SHOAL_KV_TYPE": "8", "SHOAL_PARENT_PID": "1"}
     taken = {env_name(name): "1" for name in ("port", "workers", "address", "worker_addresses")}
     assert service_environment(kept | taken) == kept
 
