@@ -83,6 +83,11 @@ class KVCache:
         self._prefixes.lock(found.node)
         return PageTable(found.node, list(found.pages), salt)
 
+    def cached_tokens(self, token_ids: TokenArray, salt: str) -> int:
+        """How many of a request's ids `open` would find cached; uses nothing up."""
+        found = self._prefixes.match(token_ids[: len(token_ids) - 1], salt)
+        return len(found.pages) * self.page_size
+
     def extend(self, table: PageTable, num_tokens: int) -> bool:
         """Adds pages until the table holds `num_tokens`, evicting prefixes if need be.
 

@@ -19,6 +19,7 @@ class Counters:
     num_prefix_query_tokens: int = 0
     num_prefix_hit_tokens: int = 0
     num_preempted: int = 0
+    num_late: int = 0  # dropped from the queue, as their deadline could not be met
     batch_tokens: int = 0
     step_time: float = 0.0
     bubble: float = 0.0

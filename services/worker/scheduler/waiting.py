@@ -8,6 +8,7 @@ it, and one request can be overtaken only by what comes within a bounded time af
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 
 from services.worker.scheduler.request import Request, State
 
@@ -16,11 +17,16 @@ _MAX_PRIORITY = 128  # beyond it priorities are equal, or their lead would have 
 
 
 class WaitingQueue:
-    """A priority queue with ageing and deadlines. Entries of requests that left are void."""
+    """A priority queue with ageing and deadlines. Entries of requests that left are void.
 
-    def __init__(self) -> None:
+    `least_time` says how many seconds a request needs at the very least once it is next.
+    """
+
+    def __init__(self, least_time: Callable[[Request], float]) -> None:
+        self._least_time = least_time
         # Ordered by (key, new after resumed, arrival); the count of pushes settles ties.
         self._heap: list[tuple[float, bool, int, int, Request]] = []
+        # By the latest start that could still meet the deadline, as estimated when entered.
         self._deadlines: list[tuple[float, int, Request]] = []
         self._num_pushes = 0
         self._waiting: dict[int, Request] = {}  # by order of arrival
@@ -40,8 +46,7 @@ class WaitingQueue:
         self._num_pushes += 1
         entry = (key, not request.resumed, request.sequence, self._num_pushes, request)
         heapq.heappush(self._heap, entry)
-        if request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, self._num_pushes, request))
+        self._watch_deadline(request)
 
     def peek(self) -> Request | None:
         """The next request, left where it is."""
@@ -59,15 +64,28 @@ class WaitingQueue:
             self._deadlines = [entry for entry in self._deadlines if self._waits(entry[2])]
             heapq.heapify(self._deadlines)
 
-    def pop_expired(self, now: float) -> list[Request]:
-        """Takes out the requests whose deadline has come."""
-        expired = []
+    def pop_late(self, now: float) -> list[Request]:
+        """Takes out the requests whose deadline cannot be met any more, were they next.
+
+        The estimate is made anew when its hour comes: the engine may have become quicker, or
+        the prompt's prefix cached.
+        """
+        late = []
         while self._deadlines and self._deadlines[0][0] <= now:
             request = heapq.heappop(self._deadlines)[2]
-            if self._waits(request):
+            if self._waits(request) and self._watch_deadline(request) <= now:
                 self.remove(request)
-                expired.append(request)
-        return expired
+                late.append(request)
+        return late
+
+    def _watch_deadline(self, request: Request) -> float:
+        """Enters a request's latest start, if it has a deadline, and answers it."""
+        if request.deadline is None:
+            return float("inf")
+        latest_start = request.deadline - self._least_time(request)
+        self._num_pushes += 1
+        heapq.heappush(self._deadlines, (latest_start, self._num_pushes, request))
+        return latest_start
 
     def _waits(self, request: Request) -> bool:
         return request.state is State.WAITING and request.sequence in self._waiting

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -28,6 +29,7 @@ ALLOWED = list(range(32, 127))
 
 Schedule = Literal["prefill-first", "decode-first", "mixed"]
 Cache = Literal["radix", "none"]
+Cost = Callable[[Batch], float]
 
 
 def make_info(
@@ -86,6 +88,22 @@ class _LazyStep:
         while self.value is None:
             self._engine.compute_next()
         return self.value
+
+
+class TimedEngine(LazyEngine):
+    """Says of each step that it took what `cost` makes of its batch, and sums that up."""
+
+    def __init__(self, info: EngineInfo, num_slots: int, cost: Cost) -> None:
+        super().__init__(info, num_slots)
+        self.clock = 0.0
+        self._cost = cost
+
+    def compute_next(self) -> None:
+        step = self.in_flight[0]
+        super().compute_next()
+        assert step.value is not None
+        step.value = dataclasses.replace(step.value, duration=self._cost(step.batch))
+        self.clock += step.value.duration
 
 
 @dataclass

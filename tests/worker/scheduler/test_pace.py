@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from services.worker.core import Batch, EngineInfo
+from services.worker.core import Batch
 from services.worker.scheduler.pace import Pace
 from services.worker.scheduler.policy import Policy
-from tests.worker.scheduler.harness import Harness, LazyEngine, Schedule, make_info
+from tests.worker.scheduler.harness import Cost, Harness, Schedule, TimedEngine, make_info
 
 NUM_STREAMS = 16
 PROMPT = [(7 * i + i // 250) % 250 for i in range(6000)]
-
-Cost = Callable[[Batch], float]
-
-
-class TimedEngine(LazyEngine):
-    """Says of each step that it took what `cost` makes of its batch, and sums that up."""
-
-    def __init__(self, info: EngineInfo, num_slots: int, cost: Cost) -> None:
-        super().__init__(info, num_slots)
-        self.clock = 0.0
-        self._cost = cost
-
-    def compute_next(self) -> None:
-        step = self.in_flight[0]
-        super().compute_next()
-        assert step.value is not None
-        step.value = dataclasses.replace(step.value, duration=self._cost(step.batch))
-        self.clock += step.value.duration
 
 
 def timed_harness(cost: Cost, schedule: Schedule, *, overlap: bool = True) -> Harness:

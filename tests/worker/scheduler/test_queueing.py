@@ -7,10 +7,10 @@ from unittest.mock import Mock
 import pytest
 
 from services.common.errors import ErrorCode
-from services.worker.core import FinishReason
+from services.worker.core import FinishReason, SamplingParams
 from services.worker.scheduler.policy import Policy, Quota
 from services.worker.scheduler.waiting import AGEING
-from tests.worker.scheduler.harness import Client, Harness, make_info
+from tests.worker.scheduler.harness import Client, Harness, TimedEngine, make_info
 
 
 def order_of_ends(harness: Harness, *clients: Client) -> list[int]:
@@ -66,6 +66,33 @@ def test_a_deadline_that_passes_in_the_queue_is_answered() -> None:
     assert late.error.code is ErrorCode.DEADLINE_EXCEEDED
     assert late.tokens == []
     assert running.reason is patient.reason is FinishReason.LENGTH  # who runs is not dropped
+
+
+def test_a_deadline_that_cannot_be_met_is_answered_before_it_passes() -> None:
+    """A prompt of 400 tokens takes 4 s, and 2 s at twice the measured speed."""
+    info = make_info(max_prefill_tokens=50)
+    engine = TimedEngine(info, 1, lambda batch: 0.01 * batch.num_tokens)
+    harness = Harness(info, max_running=1, engine=engine)
+    harness.submit([1] * 100, 500)
+    for _ in range(20):
+        harness.step()
+    started = harness.now
+    hopeless = harness.submit(list(range(200)) * 2, 2, timeout=2.5)
+    short = harness.submit([3], 2, timeout=2.5)
+    much = harness.submit([4], timeout=2.5, sampling=SamplingParams(max_tokens=600, min_tokens=600))
+    cached = harness.submit([1] * 100, 2, timeout=0.6)  # its prompt is in the cache
+    ends: dict[int, float] = {}
+    while len(ends) < 4:
+        harness.step()
+        for client in (hopeless, short, much, cached):
+            if client.error is not None and client.submission.handle not in ends:
+                assert client.error.code is ErrorCode.DEADLINE_EXCEEDED
+                ends[client.submission.handle] = harness.now - started
+    assert ends[hopeless.submission.handle] == pytest.approx(0.5, abs=0.1)
+    assert ends[much.submission.handle] < 0.1
+    assert ends[short.submission.handle] == pytest.approx(2.5, abs=0.1)
+    assert ends[cached.submission.handle] == pytest.approx(0.6, abs=0.1)
+    assert harness.scheduler.counters.num_late == 4
 
 
 def test_a_full_queue_turns_new_work_away_but_no_resume() -> None:
