@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from protos import common_pb2, worker_pb2, worker_pb2_grpc
+from services.common import rpc
 from tests.chaos.fleet import Fleet
 from tests.chaos.instance import Instance, until
 
@@ -21,6 +23,7 @@ _HELD = {
         "vllm:num_requests_waiting",
     ),
 }
+_PAGE_SIZE = 16  # tokens, the default
 _SETTLE_SECONDS = 60.0
 _SPARE_FDS = 3  # a scrape in progress, a closing connection
 
@@ -75,6 +78,19 @@ async def nothing_held(fleet: Fleet) -> None:
         await until(all_free, _SETTLE_SECONDS, "every process lets go")
     except AssertionError:
         raise AssertionError(f"still held: {last}")
+
+
+async def whole_pool_is_usable(fleet: Fleet) -> None:
+    """Sends every worker a request of nine tenths of its KV pool, which must finish."""
+    for worker in fleet.of("worker"):
+        pages = _pages(await worker.metrics())["total"]
+        async with rpc.open_channel(f"unix:{worker.socket}") as channel:
+            stub = worker_pb2_grpc.WorkerStub(channel)
+            submit = worker_pb2.Submit(prompt_ids=[1] * round(0.9 * pages * _PAGE_SIZE))
+            submit.sampling.max_tokens = 4
+            call = stub.Generate(worker_pb2.WorkerGenerateRequest(submit=submit), timeout=60)
+            reasons = [part.finished.reason async for part in call if part.HasField("finished")]
+        assert reasons == [common_pb2.FINISH_REASON_LENGTH], (worker.name, reasons)
 
 
 async def footprints(fleet: Fleet) -> dict[str, Footprint]:

@@ -25,9 +25,13 @@ _FAULTS = 500 if FULL else 30
 _CLIENTS = 40 if FULL else 24
 _TOKENS = (40, 300) if FULL else (20, 150)
 _MEAN_PAUSE = 0.8 if FULL else 0.5  # seconds between two faults
-# Where a fault meets somebody every second, three moves a request are soon used up; that the
-# budget holds is tested by itself.
-_SHAPE = Shape(gateway_flags=("--max-resumes=20", "--hold-timeout=30"))
+_SHAPE = Shape(
+    # A pool so small that requests are evicted and preempted too.
+    worker_flags=("--engine=fake", "--fake-step-ms=10", "--num-pages=512"),
+    # Where a fault meets somebody every second, three moves a request are soon used up; that the
+    # budget holds is tested by itself.
+    gateway_flags=("--max-resumes=20", "--hold-timeout=30"),
+)
 
 
 async def test_every_stream_ends_as_if_nothing_had_happened(seed: int, rng: random.Random) -> None:
@@ -55,6 +59,7 @@ async def test_every_stream_ends_as_if_nothing_had_happened(seed: int, rng: rand
         await fleet.ready()
         await leftovers.nothing_held(fleet)
         await leftovers.back_to(baseline, fleet)
+        await leftovers.whole_pool_is_usable(fleet)
         await watch.look()
         report = Report(seed, time.monotonic() - began, load.tally, chaos.done, watch.totals)
     print(report)
