@@ -7,6 +7,7 @@ a gateway never loads torch.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -83,9 +84,16 @@ def _run(name: str, command: Command, argv: list[str]) -> NoReturn:
     asks_for_help = any(word in ("-h", "--help", "--version") for word in argv)
     if not asks_for_help and (problem := missing(command.extras)):
         _fail(1, f"{name} cannot start: {problem}")
+    if _asks_for_tls(argv):
+        # So that a refused client leaves a line with the reason. Read when grpc is imported.
+        os.environ["GRPC_VERBOSITY"] = "INFO"
     main = importlib.import_module(f"{command.module}.__main__").main
     main(argv, role=command.role) if command.role else main(argv)
     sys.exit(0)
+
+
+def _asks_for_tls(argv: list[str]) -> bool:
+    return "SHOAL_TLS_CERT" in os.environ or any(word.startswith("--tls-cert") for word in argv)
 
 
 def _fail(status: int, sentence: str) -> NoReturn:
