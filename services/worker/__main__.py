@@ -51,6 +51,7 @@ async def serve(
             WorkerMetrics(registry),
             spans=RequestSpans(tracing),
             handoff=config.drain == "handoff",
+            withdraw=ranks.withdraw,
         )
         servicer = WorkerServicer(agent, peer_timeout=peer_timeout)
         worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server.grpc)

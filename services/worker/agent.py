@@ -12,12 +12,13 @@ from collections import deque
 from collections.abc import Callable
 
 from protos import common_pb2, engine_pb2, worker_pb2
-from services.common.errors import InvalidRequest, ShoalError, Unavailable
+from services.common.errors import InvalidRequest, Overloaded, ShoalError, Unavailable
 from services.common.tracing import NoTracing
 from services.worker.metrics import WorkerMetrics
 from services.worker.sessions import HandleMap, Session
 from services.worker.spans import RequestSpans
 
+MAX_LIVE = 16_384  # requests, of all sessions: far more than an engine queues
 RETRY_SECONDS = 1.0  # when a client may try again at a worker that loads or drains
 
 
@@ -36,8 +37,13 @@ class Agent:
         *,
         spans: RequestSpans | None = None,
         handoff: bool = False,
+        withdraw: Callable[[int], bool] = lambda handle: False,
     ) -> None:
-        """With `handoff`, draining hands every request back instead of finishing it."""
+        """With `handoff`, draining hands every request back instead of finishing it.
+
+        `withdraw` takes a submission back that was given to `send` and is not on its way
+        yet, and says whether it did.
+        """
         self.info: worker_pb2.WorkerInfo | None = None
         self.progress = worker_pb2.LoadProgress(phase="starting the engine")
         self.changed = asyncio.Event()  # readiness may have changed; the reader clears it
@@ -45,6 +51,7 @@ class Agent:
         self._handoff = handoff
         self._failure: ShoalError | None = None
         self._send = send
+        self._withdraw = withdraw
         self._metrics = metrics
         self._spans = spans or RequestSpans(NoTracing())
         self._sessions: set[Session] = set()
@@ -83,15 +90,17 @@ class Agent:
         self._sessions.discard(session)
         self._metrics.num_sessions = len(self._sessions)
         command = engine_pb2.EngineCommand()
-        for handle in session.names:
+        for handle in list(session.names):
             self._abort(handle, command)
         self._dispatch(command)
 
     def receive(self, session: Session, request: worker_pb2.WorkerSessionRequest) -> None:
-        """Passes a client's submissions and aborts on, in one command to the engine."""
+        """Passes a client's submissions on to the engine, and then its aborts."""
         command = engine_pb2.EngineCommand()
         for submit in request.submits:
             self._submit(session, submit, command)
+        self._dispatch(command)
+        command = engine_pb2.EngineCommand()
         for name in request.aborts:
             handle = session.engine_handles.get(name)
             if handle is not None:
@@ -139,7 +148,7 @@ class Agent:
             for handle in list(session.names):
                 if self._handles.hand_back(handle):
                     self._metrics.handed_back(handle)
-                    command.aborts.append(handle)
+                    self._drop(handle, command)
         self._dispatch(command)
 
     async def idle(self) -> None:
@@ -186,6 +195,10 @@ class Agent:
         self._metrics.stepped(frame, stats)
         self._spans.stepped(frame)
         self._last_frame = frame
+        self._deliver(frame)
+
+    def _deliver(self, frame: worker_pb2.StepFrame) -> None:
+        """Tells the sessions of a frame, and frees the handles that it ends."""
         freed = [item.handle for item in frame.rejected]
         for item in frame.finished:
             if self._handles.is_given_up(item.handle):
@@ -208,6 +221,8 @@ class Agent:
             error = Unavailable("the worker is draining", retry_after=RETRY_SECONDS)
         elif submit.handle in session.engine_handles:
             error = InvalidRequest(f"handle {submit.handle} is in use", param="handle")
+        elif len(self._handles) >= MAX_LIVE:
+            error = Overloaded(f"the worker has {MAX_LIVE} requests", retry_after=RETRY_SECONDS)
         else:
             handle = self._handles.claim(session, submit.handle)
             self._idle.clear()
@@ -221,7 +236,18 @@ class Agent:
     def _abort(self, handle: int, command: engine_pb2.EngineCommand) -> None:
         if self._handles.give_up(handle):
             self._metrics.aborted(handle)
+            self._drop(handle, command)
+
+    def _drop(self, handle: int, command: engine_pb2.EngineCommand) -> None:
+        """Ends a request that was given up: through the engine, or here if that was not told
+        of it yet."""
+        if not self._withdraw(handle):
             command.aborts.append(handle)
+            return
+        last = self._last_frame
+        frame = worker_pb2.StepFrame(epoch=last.epoch, step=last.step, load=last.load)
+        frame.finished.add(handle=handle, reason=common_pb2.FINISH_REASON_ABORT)
+        self._deliver(frame)
 
     def _release(self, handle: int) -> None:
         self._handles.release(handle)

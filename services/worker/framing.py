@@ -25,6 +25,7 @@ SOCKET_ENV = "SHOAL_RANK_SOCKET"  # the path of the agent's socket
 _LENGTH = struct.Struct("<I")
 MAX_MESSAGE_BYTES = 256 << 20  # equal to the gRPC limit: what came in can be passed on
 _RECEIVE_BYTES = 1 << 20
+_MOST_AT_ONCE = 8 << 20
 
 
 def encode(message: Message) -> bytes:
@@ -63,14 +64,16 @@ class FrameSocket:
     def receive(self, cls: type[M]) -> list[M]:
         """Every message that has arrived in full, without waiting.
 
-        Raises EOFError when the peer is gone, ValueError for a length over the limit.
+        Reads until the socket is empty, which a busy peer may have filled again meanwhile,
+        but not much more than `_MOST_AT_ONCE`. Raises EOFError when the peer is gone,
+        ValueError for a length over the limit.
         """
-        while (chunk := self._receive_chunk()) is not None:
+        size = 0
+        while size < _MOST_AT_ONCE and (chunk := self._receive_chunk()) is not None:
             if not chunk:
                 raise EOFError("the peer closed the connection")
             self._incoming += chunk
-            if len(chunk) < _RECEIVE_BYTES:
-                break
+            size += len(chunk)
         return self._take_messages(cls)
 
     def send(self, message: Message) -> None:

@@ -23,6 +23,7 @@ from types import TracebackType
 
 from protos import engine_pb2
 from services.common.process import child_environment
+from services.worker.command_queue import PIECE_BYTES, CommandQueue
 from services.worker.config import WorkerConfig, num_threads
 from services.worker.framing import CONFIG_ENV, SOCKET_ENV, read_message, write_message
 
@@ -64,6 +65,8 @@ class Ranks:
         self._directory: Path | None = None  # the rank's socket, torchrun's logs
         self._server: asyncio.Server | None = None
         self._writer: asyncio.StreamWriter | None = None
+        self._commands = CommandQueue()
+        self._unsent = asyncio.Event()  # the queue may hold something
         self._process: asyncio.subprocess.Process | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._exited = asyncio.Event()
@@ -129,10 +132,28 @@ class Ranks:
         ]
 
     def send(self, command: engine_pb2.EngineCommand) -> None:
-        """Sends a command to rank 0; dropped if it is gone, which `lost` tells."""
+        """Queues a command for rank 0; dropped if it is gone, which `lost` tells.
+
+        Never waits: a rank that stopped reading is found by its silence.
+        """
         if self._writer is not None and not self._writer.is_closing():
-            # Never waits: a rank that stopped reading is found by its silence.
-            write_message(self._writer, command)
+            self._commands.add(command)
+            self._unsent.set()
+
+    def withdraw(self, handle: int) -> bool:
+        """Takes back a submission that is still queued here; False if it is not."""
+        return self._commands.withdraw(handle)
+
+    async def _feed(self, writer: asyncio.StreamWriter) -> None:
+        """Sends what is queued, as rank 0 reads it."""
+        writer.transport.set_write_buffer_limits(high=PIECE_BYTES)
+        with suppress(ConnectionError):  # it is gone, which the reader finds too
+            while not writer.is_closing():
+                await self._unsent.wait()
+                self._unsent.clear()
+                while (command := self._commands.next()) is not None:
+                    write_message(writer, command)
+                    await writer.drain()
 
     async def reason(self) -> str:
         """One sentence on why the engine was lost; waits a moment for the full story."""
@@ -205,6 +226,7 @@ class Ranks:
         self._writer = writer
         self._heard_at = asyncio.get_running_loop().time()
         self._phase_changed.set()
+        self._tasks.append(asyncio.create_task(self._feed(writer)))
         try:
             with suppress(asyncio.IncompleteReadError, ConnectionError):
                 while True:

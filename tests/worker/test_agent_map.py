@@ -21,7 +21,8 @@ LABELS = {"model_name": "m"}
 class Bench:
     """An agent, the commands it sent, and an engine's handles in order of submission."""
 
-    def __init__(self, *, handoff: bool = False) -> None:
+    def __init__(self, *, handoff: bool = False, queued: bool = False) -> None:
+        """With `queued`, commands stay where they can be taken back, until `obey`."""
         self.registry = CollectorRegistry()
         self.now = 0.0
         self.commands: list[engine_pb2.EngineCommand] = []
@@ -29,6 +30,7 @@ class Bench:
             self.commands.append,
             WorkerMetrics(self.registry, clock=lambda: self.now),
             handoff=handoff,
+            withdraw=self._withdraw if queued else lambda handle: False,
         )
         self.live: dict[int, int] = {}  # the engine's handle -> first prompt id
         self.step = 0
@@ -44,6 +46,15 @@ class Bench:
 
     def abort(self, session: Session, name: int) -> None:
         self.agent.receive(session, worker_pb2.WorkerSessionRequest(aborts=[name]))
+
+    def _withdraw(self, handle: int) -> bool:
+        for command in self.commands:
+            kept = [submit for submit in command.submits if submit.handle != handle]
+            if len(kept) < len(command.submits):
+                del command.submits[:]
+                command.submits.extend(kept)
+                return True
+        return False
 
     def obey(self) -> worker_pb2.StepFrame:
         """Takes the commands into the engine and returns the frame that answers them."""
@@ -305,3 +316,31 @@ async def test_latencies_are_measured_from_the_clients_side() -> None:
     assert bench.sample("vllm:e2e_request_latency_seconds_sum") == 1.75 * len(handles)
     ended = bench.sample("vllm:request_success_total", finished_reason="length")
     assert ended == len(handles)
+
+
+@pytest.mark.parametrize("end", ["abort", "leave", "hand back"])
+async def test_what_the_engine_was_not_told_of_ends_without_it(end: str) -> None:
+    bench = Bench(queued=True, handoff=end == "hand back")
+    session, other = bench.open(), bench.open()
+    bench.submit(other, 1, 77)
+    bench.deliver(bench.obey())
+    for name in (1, 2):
+        bench.submit(session, name, name)
+    assert bench.agent.num_requests == 3
+    take(session)
+    if end == "abort":
+        bench.abort(session, 1)
+        assert [row.handle for row in take(session).finished] == [1]
+        bench.abort(session, 2)
+        bench.submit(session, 1, 5)  # the handle is free again
+        bench.abort(session, 1)
+    elif end == "leave":
+        bench.agent.close_session(session)
+    else:
+        bench.agent.drain()
+        assert sorted(take(session).moved) == [1, 2]
+    frame = bench.obey()
+    assert not frame.accepted
+    assert bench.agent.num_requests == 1
+    bench.deliver(frame)
+    assert list(bench.live.values()) == ([] if end == "hand back" else [77])
