@@ -34,6 +34,7 @@ from services.gateway.asgi import (
     with_cors,
 )
 from services.gateway.config import GatewayConfig
+from services.gateway.docs.routes import docs_routes
 from services.gateway.domain import Gateway, Readiness
 from services.gateway.generating import GenerationEndpoint, log_fault
 from services.gateway.keys import KeyRing
@@ -58,25 +59,8 @@ def build_app(
     keepalive: float = KEEPALIVE_SECONDS,
 ) -> ASGIApp:
     """The application; `keepalive` is how long a stream may be silent, in seconds."""
-    limits = BodyLimits(config.max_body_bytes, config.max_json_depth)
-
-    def generating(path: str, parse: Parse) -> Route:
-        endpoint = GenerationEndpoint(gateway, parse, limits, keepalive)
-        return Route(path, endpoint, methods=["POST"])
-
-    parse_prompts = partial(parse_completion, max_choices=config.max_requests)
     app = Starlette(
-        routes=[
-            generating("/v1/chat/completions", parse_chat),
-            generating("/v1/completions", parse_prompts),
-            generating("/v1/responses", parse_response),
-            Route(
-                "/v1/responses/{id:path}", _no_stored_response, methods=["GET", "DELETE", "POST"]
-            ),
-            generating("/generate", parse_generate),
-            *_model_routes(gateway, limits),
-            *_operator_routes(gateway, config, registry),
-        ],
+        routes=build_routes(gateway, config, registry, keepalive),
         exception_handlers={
             ShoalError: _on_shoal_error,
             HTTPException: _on_http_error,
@@ -91,6 +75,32 @@ def build_app(
         guarded = TraceCalls(guarded, tracing, paths)
     # Outside Starlette's own handlers, whose answers need ids too.
     return RequestIds(with_cors(guarded, config.cors_origins))
+
+
+def build_routes(
+    gateway: Gateway, config: GatewayConfig, registry: CollectorRegistry, keepalive: float
+) -> list[Route]:
+    """Every route; `services.gateway.docs.operations` describes them."""
+    limits = BodyLimits(config.max_body_bytes, config.max_json_depth)
+
+    def generating(path: str, parse: Parse) -> Route:
+        endpoint = GenerationEndpoint(gateway, parse, limits, keepalive)
+        return Route(path, endpoint, methods=["POST"])
+
+    parse_prompts = partial(parse_completion, max_choices=config.max_requests)
+    stored = Route(
+        "/v1/responses/{id:path}", _no_stored_response, methods=["GET", "DELETE", "POST"]
+    )
+    return [
+        generating("/v1/chat/completions", parse_chat),
+        generating("/v1/completions", parse_prompts),
+        generating("/v1/responses", parse_response),
+        stored,
+        generating("/generate", parse_generate),
+        *_model_routes(gateway, limits),
+        *_operator_routes(gateway, config, registry),
+        *docs_routes(),
+    ]
 
 
 def _model_routes(gateway: Gateway, limits: BodyLimits) -> list[Route]:

@@ -1,0 +1,113 @@
+"""Every operation of the REST API, as the OpenAPI document lists them.
+
+The routes themselves are in `services.gateway.http`; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from services.gateway.docs import answers
+from services.gateway.openai import schema
+from services.gateway.openai.responses.schema import ResponsesBody
+
+Kind = Literal["generation", "model", "operator", "probe"]
+TEXT = "text/plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path. `body` and `answer` are structs, or several to choose from;
+    an `answer` of None is plain text."""
+
+    method: Literal["get", "post", "delete"]
+    path: str
+    summary: str
+    kind: Kind
+    body: tuple[type, ...] = ()
+    answer: type | None = None
+    event: type | None = None  # of a stream; with TEXT events when it is str
+    description: str = ""
+
+
+OPERATIONS = (
+    Operation(
+        "post",
+        "/v1/chat/completions",
+        "Answer a conversation",
+        "generation",
+        (schema.ChatBody,),
+        answers.ChatCompletion,
+        answers.ChatCompletionChunk,
+        "With `stream`, events of `chat.completion.chunk` objects, ended by `data: [DONE]`.",
+    ),
+    Operation(
+        "post",
+        "/v1/completions",
+        "Continue a text",
+        "generation",
+        (schema.CompletionBody,),
+        answers.TextCompletion,
+        answers.TextCompletion,
+        "With `stream`, events of `text_completion` objects, ended by `data: [DONE]`.",
+    ),
+    Operation(
+        "post",
+        "/v1/responses",
+        "Answer items with items",
+        "generation",
+        (ResponsesBody,),
+        answers.ResponseObject,
+        answers.ResponseObject,
+        "Nothing is stored. With `stream`, typed events from `response.created` to"
+        " `response.completed`, `response.incomplete` or `response.failed`.",
+    ),
+    *(
+        Operation(
+            method,
+            "/v1/responses/{id}",
+            "Always 404: responses are not stored",
+            "model",
+        )
+        for method in ("get", "post", "delete")
+    ),
+    Operation(
+        "post",
+        "/generate",
+        "Continue a text, as plain text events",
+        "generation",
+        (schema.GenerateBody,),
+        answers.GeneratedText,
+        str,
+        "Streams unless `stream` is false; each event is a piece of the text.",
+    ),
+    Operation("get", "/v1/models", "List the models", "model", answer=answers.ModelListObject),
+    Operation("get", "/v1/models/{id}", "Show a model", "model", answer=answers.ModelObject),
+    Operation(
+        "post",
+        "/tokenize",
+        "Turn a text or a conversation into token ids",
+        "model",
+        (schema.TokenizeTextBody, schema.TokenizeChatBody),
+        answers.TokenizedObject,
+    ),
+    Operation(
+        "post",
+        "/detokenize",
+        "Turn token ids into text",
+        "model",
+        (schema.DetokenizeBody,),
+        answers.DetokenizedObject,
+    ),
+    Operation("get", "/server_info", "Show version, models and limits", "operator",
+              answer=answers.ServerInfo),
+    Operation("post", "/flush_cache", "Drop the workers' unused prefixes", "operator",
+              answer=answers.Flushed),
+    Operation("get", "/livez", "Whether the process lives", "probe"),
+    Operation("get", "/readyz", "Whether requests can be served", "probe"),
+    Operation("get", "/health", "The same as /readyz", "probe"),
+    Operation("get", "/metrics", "Metrics, in Prometheus' text format", "operator"),
+    Operation("get", "/openapi.json", "This document", "operator", answer=dict),
+    Operation("get", "/docs", "This document as a page", "operator"),
+)  # fmt: skip
