@@ -51,7 +51,9 @@ Global___WorkerSessionRequest: _TypeAlias = WorkerSessionRequest  # noqa: Y015
 
 @_typing.final
 class Submit(_message.Message):
-    """One request for the engine."""
+    """One request for the engine. A worker holds 16,384 at most, those that wait for its
+    engine included, and refuses more with OVERLOADED.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

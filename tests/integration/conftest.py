@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.hostile import UNREAD_SECONDS, Oracle, Victims
 from tests.integration.served import ServedFleet
 
 
@@ -32,3 +33,17 @@ def fake_fleet() -> Iterator[ServedFleet]:
         *("--workers", "2", "--tokenizers", "2", "--detokenizers", "2"),
     ) as served:
         yield served
+
+
+@pytest.fixture(scope="session")
+def victims() -> Iterator[Victims]:
+    """A fleet to be attacked, with a stream beside the attacks."""
+    with ServedFleet(
+        *("--engine", "fake", "--model", "byte", "--fake-step-ms", "1"),
+        *("--unread-timeout", str(UNREAD_SECONDS)),
+    ) as fleet:
+        oracle = Oracle(fleet.processes("gateway")[0]["address"])
+        try:
+            yield Victims(fleet, oracle)
+        finally:
+            oracle.close()
