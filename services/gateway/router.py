@@ -89,7 +89,7 @@ class LongestPrefix:
         self._seeds: dict[str, int] = {}  # by address
 
     def choose(self, workers: Sequence[V], prompt_ids: Sequence[int], salt: str) -> V:
-        if len(prompt_ids) < BLOCK_TOKENS:
+        if len(prompt_ids) < BLOCK_TOKENS or len(workers) == 1:
             return self._fallback.choose(workers, prompt_ids, salt)
         hashes = prefix_hashes(prompt_ids, salt)
         candidates = self._not_too_busy(workers)

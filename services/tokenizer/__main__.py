@@ -90,7 +90,10 @@ async def _tokenizer(
     vocabulary = await _listen_and_load(config, server)
     encoder = await asyncio.to_thread(Encoder, vocabulary)
     async with Lanes(encoder, config.num_threads or 1) as lanes:
-        servicer.lanes, servicer.info = lanes, info_to_proto(config.model, vocabulary)
+        servicer.lanes, servicer.info = (
+            lanes,
+            info_to_proto(config.served_model_name or config.model, vocabulary),
+        )
         yield
 
 
@@ -106,7 +109,7 @@ async def _detokenizer(
     servicer = DetokenizerServicer(sessions, DetokenizerMetrics(registry, sessions), tracing)
     tokenizer_pb2_grpc.add_DetokenizerServicer_to_server(servicer, server.grpc)
     vocabulary = await _listen_and_load(config, server)
-    servicer.info = info_to_proto(config.model, vocabulary)
+    servicer.info = info_to_proto(config.served_model_name or config.model, vocabulary)
     servicer.decoder = await asyncio.to_thread(TextDecoder.of, vocabulary)
     yield
 

@@ -34,6 +34,12 @@ class TokenizerConfig:
         "hub id, local directory or .gguf file; default: the embedded SmolLM2-135M-Instruct",
         group="model",
     )
+    served_model_name: str = option(
+        "",
+        "the name under which workers serve the model, where a gateway serves several; default:"
+        " that of --model",
+        group="model",
+    )
     num_threads: int = option(
         0, "threads that encode; default: one, and one more for long prompts", group="model"
     )

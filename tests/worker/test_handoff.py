@@ -9,6 +9,7 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
+import psutil
 import pytest
 
 from protos import worker_pb2
@@ -118,3 +119,21 @@ async def test_a_unary_generation_ends_with_what_it_has(tmp_path: Path) -> None:
         assert received
         assert error.value.code() is grpc.StatusCode.UNAVAILABLE
         assert running.process.returncode is None  # the RPC alone does not end it
+
+
+@pytest.mark.integration
+async def test_a_second_sigterm_ends_a_drain_at_once(tmp_path: Path) -> None:
+    async with (
+        agent(tmp_path, *FAKE, "--drain-timeout=600", settings={}) as running,
+        session(running) as client,
+    ):
+        await client.submit(0, [1, 2], max_tokens=8000)
+        await client.until(lambda: 0 in client.token_ids)
+        ranks = running.ranks()
+        running.process.send_signal(signal.SIGTERM)
+        await client.until(lambda: client.draining)
+        assert not client.moved  # it finishes what it has, unless told to hand it back
+        running.process.send_signal(signal.SIGTERM)
+        assert await running.wait_for_exit() == 128 + signal.SIGTERM
+        _, alive = psutil.wait_procs(ranks, timeout=10)
+        assert not alive

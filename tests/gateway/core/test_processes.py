@@ -42,7 +42,7 @@ async def service(name: str, *flags: str) -> AsyncIterator[Process]:
         if process.returncode is None:
             process.terminate()
             await asyncio.wait_for(process.wait(), 20)
-        assert process.returncode in (0, -signal.SIGKILL)
+        assert process.returncode in (0, -signal.SIGKILL, 128 + signal.SIGTERM)
 
 
 async def until(condition: Callable[[], Awaitable[bool]], seconds: float) -> None:
@@ -157,3 +157,17 @@ async def test_sigterm_lets_a_stream_finish(fleet: Fleet) -> None:
     async with asyncio.timeout(30):
         assert len(await stream) == 150
         assert await fleet.gateway.wait() == 0
+
+
+async def test_a_second_sigterm_ends_the_gateway_at_once(fleet: Fleet) -> None:
+    call = fleet.generate("a long one", 5000)
+    await anext(aiter(call))
+    fleet.gateway.terminate()
+
+    async def drains() -> bool:
+        return (await fleet.http.get("/readyz")).status_code == 503
+
+    await until(drains, 10)
+    fleet.gateway.terminate()
+    async with asyncio.timeout(10):
+        assert await fleet.gateway.wait() == 128 + signal.SIGTERM

@@ -142,13 +142,16 @@ httpGet:
 {{- end -}}
 {{- end -}}
 
-{{/* The --model flag of a service that reads the model's files. */}}
+{{/* Which model a service that reads its files is for, and its name. */}}
 {{- define "shoal.modelArgs" -}}
 {{- with .root.Values.model }}
 {{- if eq .source "hub" }}
 - {{ printf "--model=%s" .hub.id | quote }}
 {{- else if eq .source "pvc" }}
 - {{ printf "--model=/models/%s" (trimPrefix "/" .pvc.path) | quote }}
+{{- end }}
+{{- with .servedName }}
+- {{ printf "--served-model-name=%s" . | quote }}
 {{- end }}
 {{- end }}
 {{- end -}}
