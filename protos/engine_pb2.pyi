@@ -135,6 +135,9 @@ class EngineStats(_message.Message):
     STEP_US_FIELD_NUMBER: _builtins.int
     BUBBLE_US_FIELD_NUMBER: _builtins.int
     NUM_REQUESTS_FIELD_NUMBER: _builtins.int
+    NUM_STEPS_FIELD_NUMBER: _builtins.int
+    NUM_LATE_FIELD_NUMBER: _builtins.int
+    BUSY_US_FIELD_NUMBER: _builtins.int
     NUM_GRAMMARS_COMPILED_FIELD_NUMBER: _builtins.int
     NUM_GRAMMARS_FAILED_FIELD_NUMBER: _builtins.int
     NUM_GRAMMAR_HITS_FIELD_NUMBER: _builtins.int
@@ -160,6 +163,12 @@ class EngineStats(_message.Message):
     """Time the engine stood idle with work waiting, in microseconds, in all."""
     num_requests: _builtins.int
     """Live requests the scheduler knows of, in any state."""
+    num_steps: _builtins.int
+    """Steps made."""
+    num_late: _builtins.int
+    """Requests dropped from the queue, as their deadline could not be met."""
+    busy_us: _builtins.int
+    """Time the engine was busy with steps, in microseconds, in all."""
     num_grammars_compiled: _builtins.int
     """Grammars compiled."""
     num_grammars_failed: _builtins.int
@@ -183,6 +192,9 @@ class EngineStats(_message.Message):
         step_us: _builtins.int = ...,
         bubble_us: _builtins.int = ...,
         num_requests: _builtins.int = ...,
+        num_steps: _builtins.int = ...,
+        num_late: _builtins.int = ...,
+        busy_us: _builtins.int = ...,
         num_grammars_compiled: _builtins.int = ...,
         num_grammars_failed: _builtins.int = ...,
         num_grammar_hits: _builtins.int = ...,
@@ -191,7 +203,7 @@ class EngineStats(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_tokens", b"batch_tokens", "bubble_us", b"bubble_us", "grammar_compile_us", b"grammar_compile_us", "num_grammar_hits", b"num_grammar_hits", "num_grammar_requests", b"num_grammar_requests", "num_grammars_compiled", b"num_grammars_compiled", "num_grammars_failed", b"num_grammars_failed", "num_inflight_pages", b"num_inflight_pages", "num_locked_pages", b"num_locked_pages", "num_output_tokens", b"num_output_tokens", "num_prefill_tokens", b"num_prefill_tokens", "num_prefix_hit_tokens", b"num_prefix_hit_tokens", "num_prefix_query_tokens", b"num_prefix_query_tokens", "num_requests", b"num_requests", "step_us", b"step_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_tokens", b"batch_tokens", "bubble_us", b"bubble_us", "busy_us", b"busy_us", "grammar_compile_us", b"grammar_compile_us", "num_grammar_hits", b"num_grammar_hits", "num_grammar_requests", b"num_grammar_requests", "num_grammars_compiled", b"num_grammars_compiled", "num_grammars_failed", b"num_grammars_failed", "num_inflight_pages", b"num_inflight_pages", "num_late", b"num_late", "num_locked_pages", b"num_locked_pages", "num_output_tokens", b"num_output_tokens", "num_prefill_tokens", b"num_prefill_tokens", "num_prefix_hit_tokens", b"num_prefix_hit_tokens", "num_prefix_query_tokens", b"num_prefix_query_tokens", "num_requests", b"num_requests", "num_steps", b"num_steps", "step_us", b"step_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

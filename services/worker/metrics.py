@@ -191,19 +191,52 @@ class _EngineCollector(Collector):
             "shoal_worker_handles": (metrics.num_handles, "Requests the agent has open."),
             "shoal_worker_engine_requests": (stats.num_requests, "Requests the engine knows."),
             "shoal_worker_batch_tokens": (stats.batch_tokens, "Tokens in the last batch."),
+            "shoal_worker_grammar_requests": (
+                stats.num_grammar_requests,
+                "Running requests that follow a grammar.",
+            ),
         }
         for name, (value, text) in gauges.items():
             yield self._series(GaugeMetricFamily(name, text, labels=_LABELS), value)
         yield self._pages(load, stats)
+        yield self._requests(load)
         counters = {
             "vllm:prefix_cache_queries": (stats.num_prefix_query_tokens, "Tokens looked up."),
             "vllm:prefix_cache_hits": (stats.num_prefix_hit_tokens, "Tokens found."),
             "vllm:prompt_tokens": (stats.num_prefill_tokens, "Prompt tokens computed."),
             "vllm:generation_tokens": (stats.num_output_tokens, "Tokens generated."),
             "vllm:num_preemptions": (load.num_preempted, "Requests that lost their pages."),
+            "shoal_worker_preemptions": (load.num_preempted, "Requests that lost their pages."),
+            "shoal_worker_late_requests": (
+                stats.num_late,
+                "Requests dropped from the queue, as their deadline could not be met.",
+            ),
+            "shoal_worker_prefix_query_tokens": (
+                stats.num_prefix_query_tokens,
+                "Prompt tokens looked up in the prefix cache.",
+            ),
+            "shoal_worker_prefix_hit_tokens": (
+                stats.num_prefix_hit_tokens,
+                "Prompt tokens found there.",
+            ),
+            "shoal_worker_steps": (stats.num_steps, "Steps of the engine."),
+            "shoal_worker_busy_seconds": (stats.busy_us / 1e6, "Time the engine computed."),
             "shoal_worker_bubble_seconds": (
                 stats.bubble_us / 1e6,
                 "Time the engine stood idle with work waiting.",
+            ),
+            "shoal_worker_grammars_compiled": (stats.num_grammars_compiled, "Grammars compiled."),
+            "shoal_worker_grammars_refused": (
+                stats.num_grammars_failed,
+                "Grammars that could not be compiled.",
+            ),
+            "shoal_worker_grammar_cache_hits": (
+                stats.num_grammar_hits,
+                "Requests whose grammar was compiled already, or being compiled.",
+            ),
+            "shoal_worker_grammar_compile_seconds": (
+                stats.grammar_compile_us / 1e6,
+                "Time spent compiling grammars.",
             ),
         }
         for name, (value, text) in counters.items():
@@ -211,6 +244,14 @@ class _EngineCollector(Collector):
 
     def _series(self, family: GaugeMetricFamily | CounterMetricFamily, value: float) -> Metric:
         family.add_metric([self._metrics.model], value)
+        return family
+
+    def _requests(self, load: worker_pb2.Load) -> Metric:
+        family = GaugeMetricFamily(
+            "shoal_worker_requests", "Requests by state.", labels=(*_LABELS, "state")
+        )
+        family.add_metric([self._metrics.model, "running"], load.num_running)
+        family.add_metric([self._metrics.model, "waiting"], load.num_waiting)
         return family
 
     def _pages(self, load: worker_pb2.Load, stats: engine_pb2.EngineStats) -> Metric:

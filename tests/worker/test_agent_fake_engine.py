@@ -58,6 +58,13 @@ async def test_many_requests_leave_nothing_behind(running: AgentProcess) -> None
         await _assert_all_free(running)
         sent = sum(len(tokens) for tokens in client.token_ids.values())
         assert await running.metric(f"vllm:generation_tokens_total{LABEL}") == sent
+        for name in ("steps_total", "busy_seconds_total", "prefix_query_tokens_total"):
+            assert await running.metric(f"shoal_worker_{name}{LABEL}") > 0
+        for name in ("preemptions_total", "late_requests_total", "bubble_seconds_total"):
+            assert await running.metric(f"shoal_worker_{name}{LABEL}") >= 0
+        for state in ("running", "waiting"):
+            series = f'shoal_worker_requests{{model_name="byte",state="{state}"}}'
+            assert await running.metric(series) == 0
     await running.wait_for_metric(f"shoal_worker_sessions{LABEL}", lambda value: value == 0)
 
 

@@ -311,6 +311,7 @@ class Scheduler:
             self._take_result(batch, result, output)
             self.counters.batch_tokens = batch.num_tokens
             self.counters.step_time = result.duration
+            self.counters.busy += result.duration
             num_decode = batch.num_tokens - batch.num_prefill_tokens
             self._policy.pace.observe(num_decode, batch.num_prefill_tokens, result.duration)
             if batch.follows_work:

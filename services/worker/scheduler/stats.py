@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Counters:
     """What has happened since the start, and the size of the last step.
 
-    `bubble` is how long the engine had nothing to run although requests were there, in
-    seconds, in all.
+    `busy` is how long the engine computed and `bubble` how long it had nothing to run
+    although requests were there, each in seconds, in all.
     """
 
     num_steps: int = 0
@@ -22,6 +22,7 @@ class Counters:
     num_late: int = 0  # dropped from the queue, as their deadline could not be met
     batch_tokens: int = 0
     step_time: float = 0.0
+    busy: float = 0.0
     bubble: float = 0.0
 
 
