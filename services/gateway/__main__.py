@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import logging
 import sys
 from collections.abc import Sequence
 
@@ -12,6 +13,10 @@ from services.common import logs, process
 from services.common.config import parse
 from services.gateway.app import Endpoints, serve
 from services.gateway.config import GatewayConfig
+
+log = logging.getLogger(__name__)
+
+_OTHER_FILES = 512  # sessions, gRPC clients, libraries
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -26,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         description="The front door: REST and gRPC for clients, sessions to all other services.",
     )
     logs.setup("gateway", level=config.log_level, format=config.log_format)
+    if (limit := process.raise_file_limit()) < config.max_connections + _OTHER_FILES:
+        log.warning("--max-connections may not be reached", extra={"open_files_limit": limit})
 
     def started(endpoints: Endpoints) -> None:
         print(json.dumps(dataclasses.asdict(endpoints)), flush=True)

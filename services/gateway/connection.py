@@ -68,6 +68,7 @@ class GuardedConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._heard = True
         self._start_timer()
 
     def on_headers_complete(self) -> None:
@@ -103,7 +104,7 @@ class GuardedConnection(HttpToolsProtocol):
         answering = self.cycle is not None and not self.cycle.response_complete
         if self.pipeline or (answering and self._in_headers):
             self._start_timer()  # an earlier request is being answered, as it should be
-        elif not self._heard or (self.cycle is not None and self.cycle.response_started):
+        elif not self._heard or (not self._in_headers and self.cycle.response_started):
             self.transport.close()
         else:
             seconds = self._limits.read_timeout

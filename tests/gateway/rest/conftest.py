@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 import httpx
 import openai
@@ -13,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from services.common.admin import EmbeddedServer
 from services.gateway.config import GatewayConfig
+from services.gateway.connection import ConnectionLimits, GuardedConnection
 from services.gateway.http import build_app
 from tests.gateway.rest.fake import FakeGateway
 
@@ -43,13 +45,26 @@ class _Server(EmbeddedServer):
 
 
 @pytest.fixture
-async def address(gateway: FakeGateway, config: GatewayConfig) -> AsyncIterator[tuple[str, int]]:
+def limits() -> ConnectionLimits:
+    return ConnectionLimits(max_header_bytes=65_536, read_timeout=60, max_connections=10_000)
+
+
+@pytest.fixture
+async def address(
+    gateway: FakeGateway, config: GatewayConfig, limits: ConnectionLimits
+) -> AsyncIterator[tuple[str, int]]:
     """Host and port of the server."""
     registry = CollectorRegistry()
     Counter("fake_things", "A metric to be found.", registry=registry)
     app = build_app(gateway, config, registry, keepalive=KEEPALIVE)
     server = _Server(
-        uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, http="httptools")
+        uvicorn.Config(
+            app,
+            host="127.0.0.1",
+            port=0,
+            log_config=None,
+            http=partial(GuardedConnection, limits),  # type: ignore[arg-type]  # it only calls it
+        )
     )
     task = asyncio.create_task(server.serve())
     await server.listening.wait()

@@ -26,7 +26,7 @@ async def guarded(gateway: FakeGateway) -> AsyncIterator[httpx.AsyncClient]:
     config = GatewayConfig(cors_origins=("https://chat.example",), max_json_depth=8)
     keys = KeyRing(("alice:sk-alice", "sk-2"))
     app = build_app(gateway, config, CollectorRegistry(), keys)
-    transport = httpx.ASGITransport(app)  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         yield client
 

@@ -1,0 +1,173 @@
+"""Clients that send too much, too slowly or nothing: cut off, and nobody else the worse."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import httpx
+import pytest
+
+from services.gateway.connection import ConnectionLimits
+from tests.gateway.rest.fake import FakeGateway, words
+from tests.gateway.rest.helpers import CHAT, chat_body
+
+Address = tuple[str, int]
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+READ_TIMEOUT = 0.5
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+BODY = json.dumps(chat_body()).encode()
+REQUEST = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+
+
+@pytest.fixture
+def limits() -> ConnectionLimits:
+    return ConnectionLimits(max_header_bytes=4096, read_timeout=READ_TIMEOUT, max_connections=5)
+
+
+@asynccontextmanager
+async def connected(address: Address) -> AsyncIterator[Streams]:
+    reader, writer = await asyncio.open_connection(*address)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        await asyncio.gather(writer.wait_closed(), return_exceptions=True)
+
+
+async def _rest(reader: asyncio.StreamReader) -> bytes:
+    """All until the server hangs up, also where a late byte of ours met a closed socket."""
+    pieces = []
+    async with asyncio.timeout(20):
+        with suppress(ConnectionResetError):
+            while piece := await reader.read(65_536):
+                pieces.append(piece)
+    return b"".join(pieces)
+
+
+async def _trickle(writer: asyncio.StreamWriter, data: bytes) -> None:
+    """A byte every now and then, until the server hangs up."""
+    for byte in data:
+        writer.write(bytes([byte]))
+        await asyncio.sleep(READ_TIMEOUT / 20)
+
+
+def _status(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1])
+
+
+def _code(answer: bytes) -> str:
+    found: str = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("start", "rest"),
+    [(b"", HEAD), (HEAD, b"X: " + b"y" * 1000), (HEAD + b"Content-Length: 999\r\n\r\n", BODY)],
+    ids=["line", "headers", "body"],
+)
+async def test_a_request_that_trickles_in_is_cut_off(
+    address: Address, start: bytes, rest: bytes
+) -> None:
+    async with connected(address) as (reader, writer):
+        writer.write(start)
+        trickling = asyncio.create_task(_trickle(writer, rest))
+        answer = await _rest(reader)
+        trickling.cancel()
+        await asyncio.gather(trickling, return_exceptions=True)
+    assert _status(answer) == 408
+    assert _code(answer) == "timeout"
+
+
+@pytest.mark.parametrize("start", [b"", b"\r\n"])
+async def test_a_connection_that_asks_nothing_is_closed(address: Address, start: bytes) -> None:
+    async with connected(address) as (reader, writer):
+        writer.write(start)
+        answer = await _rest(reader)
+    assert answer == b"" or _status(answer) == 408
+
+
+async def test_empty_lines_between_requests_are_no_life(address: Address) -> None:
+    async with connected(address) as (reader, writer):
+        writer.write(REQUEST)
+        await reader.readuntil(b"\r\n\r\n")
+        trickling = asyncio.create_task(_trickle(writer, b"\r\n" * 5000))
+        assert (await _rest(reader)).endswith(b"}")
+        trickling.cancel()
+        await asyncio.gather(trickling, return_exceptions=True)
+
+
+async def test_a_long_answer_is_no_slow_request(address: Address, gateway: FakeGateway) -> None:
+    hold = asyncio.Event()
+    gateway.script = lambda request: [hold, *words("done")]
+    async with connected(address) as (reader, writer):
+        body = json.dumps(chat_body(stream=True)).encode()
+        writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        writer.write(HEAD)  # the beginning of the next one, behind it
+        await asyncio.sleep(3 * READ_TIMEOUT)
+        hold.set()
+        async with asyncio.timeout(20):
+            answer = await reader.readuntil(b"[DONE]\n\n")
+        assert b"done" in answer
+        assert b" 408 " in await _rest(reader)  # the next one never came
+
+
+@pytest.mark.parametrize("where", ["line", "one", "many", "endless"])
+async def test_headers_have_a_limit(address: Address, where: str) -> None:
+    async with connected(address) as (reader, writer):
+        if where == "line":
+            writer.write(b"GET /livez?" + b"x" * 5000 + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+        elif where == "one":
+            writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 5000 + b"\r\n\r\n")
+        elif where == "many":
+            writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n" + b"a: b\r\n" * 900 + b"\r\n")
+        else:
+            writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 5000)
+        answer = await _rest(reader)
+    assert _status(answer) == 431
+    assert _code(answer) == "headers_too_large"
+
+
+async def test_large_bodies_are_no_headers(client: httpx.AsyncClient) -> None:
+    body = chat_body(messages=[{"role": "user", "content": "x" * 50_000}])
+    assert (await client.post(CHAT, json=body)).status_code == 200
+
+
+async def test_what_is_no_http_is_said_to_be_none(address: Address) -> None:
+    async with connected(address) as (reader, writer):
+        writer.write(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")  # a TLS hello
+        answer = await _rest(reader)
+    assert _status(answer) == 400
+
+
+async def test_connections_have_a_limit(address: Address) -> None:
+    async with connected(address) as first:
+        others = [await asyncio.open_connection(*address) for _ in range(4)]
+        async with connected(address) as (reader, writer):
+            writer.write(REQUEST)
+            answer = await _rest(reader)
+        assert _status(answer) == 503
+        assert _code(answer) == "overloaded"
+        for _, writer in others:
+            writer.close()
+        await asyncio.gather(*(w.wait_closed() for _, w in others), return_exceptions=True)
+        first[1].write(REQUEST)
+        assert b" 200 " in await first[0].readline()
+
+
+async def test_a_request_after_a_rest_is_served(address: Address) -> None:
+    """The read timer does not run between requests: that is the keep-alive's."""
+    async with connected(address) as (reader, writer):
+        for _ in range(2):
+            writer.write(REQUEST)
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = next(
+                int(line.split(b":")[1])
+                for line in head.lower().splitlines()
+                if line.startswith(b"content-length")
+            )
+            await reader.readexactly(length)
+            await asyncio.sleep(1.5 * READ_TIMEOUT)
