@@ -30,6 +30,7 @@ def _options(service: str) -> set[str]:
         ({"worker.config.noSuchOption": "1"}, "noSuchOption"),
         ({"worker.config.pageSize": "big"}, "pageSize"),
         ({"worker.config.schedule": "fifo"}, "schedule"),
+        ({"worker.config.drain": "later"}, "drain"),
         ({"drainSeconds": "0"}, "drainSeconds"),
         ({"drainSeconds": "soon"}, "drainSeconds"),
         ({"probes.type": "tcp"}, "probes"),

@@ -78,7 +78,7 @@ async def check_that_each_has_its_own(fleet: TwoModels) -> None:
     for _ in range(4):
         alpha = (await fleet.complete(model="alpha")).json()
         beta = (await fleet.complete(model="beta")).json()
-        assert alpha["usage"]["prompt_tokens"] == len("The cat sat on the mat.")
+        assert alpha["usage"]["prompt_tokens"] == 1 + len("The cat sat on the mat.")
         assert beta["usage"]["prompt_tokens"] < 10
         assert len(alpha["choices"][0]["text"]) == 8  # a byte a token
         assert (alpha["model"], beta["model"]) == ("alpha", "beta")
