@@ -120,18 +120,18 @@ async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
 
 async def test_streams_outlive_a_killed_worker_and_leave_nothing(fleet: Fleet) -> None:
     prompts = [f"prompt number {number}" for number in range(16)]
-    undisturbed = [await fleet.ids(prompt, 100) for prompt in prompts[:4]]
-    streams = [asyncio.create_task(fleet.ids(prompt, 100)) for prompt in prompts]
+    undisturbed = await asyncio.gather(*(fleet.ids(prompt, 400) for prompt in prompts[:4]))
+    streams = [asyncio.create_task(fleet.ids(prompt, 400)) for prompt in prompts]
 
     async def all_run() -> bool:
         return await fleet.metric('shoal_gateway_handles{peer="worker"}') == len(prompts)
 
-    await until(all_run, 10)
+    await until(all_run, 30)
     fleet.workers[0].kill()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         moved = await asyncio.gather(*streams)
     assert moved[:4] == undisturbed
-    assert all(len(ids) == 100 for ids in moved)
+    assert all(len(ids) == 400 for ids in moved)
     assert await fleet.metric('shoal_gateway_resumes_total{peer="worker"}') > 0
 
     call = fleet.generate("a client that leaves", 5000)
