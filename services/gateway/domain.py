@@ -145,6 +145,7 @@ class GenerationRequest:
     text: TextOptions = TextOptions()
     n: int = 1
     timeout: float | None = None
+    max_prompt_tokens: int | None = None  # of which the last are kept; 0 is what fits
     priority: int = 0
     cache_salt: str = ""
     traceparent: str = ""  # W3C trace context, and its state

@@ -58,6 +58,7 @@ async def _submit(host: Host, generation: LiveGeneration) -> None:
             prompt_ids, generation.reasoning = await encode(
                 host, model, request.prompt, request.trace
             )
+            prompt_ids = truncated(request, model, prompt_ids)
             max_tokens = check_prompt(request, model, prompt_ids)
             await generation.submit(model, prompt_ids, max_tokens)
         accepted = True
@@ -75,6 +76,16 @@ async def encode(
     message = to_proto.encode_request(prompt, trace=trace)
     answer = await host.fleet.encode(model, message, host.hold_timeout, host.max_moves)
     return answer.token_ids, reasoning_state(answer)
+
+
+def truncated(request: GenerationRequest, model: Model, prompt_ids: Sequence[int]) -> Sequence[int]:
+    """The last ids of a prompt, as many as its request asks for at most."""
+    most = request.max_prompt_tokens
+    if most is None:
+        return prompt_ids
+    if most == 0:  # what leaves room for the tokens asked for
+        most = max(model.max_model_len - (request.sampling.max_tokens or 1), 1)
+    return prompt_ids[-most:]
 
 
 def check_prompt(request: GenerationRequest, model: Model, prompt_ids: Sequence[int]) -> int:

@@ -16,15 +16,17 @@ from services.common.errors import STATUSES, ErrorCode
 from services.gateway import validate
 from services.gateway.docs.answers import ErrorEnvelope
 from services.gateway.docs.operations import OPERATIONS, TEXT, Operation
-from services.gateway.openai.responses.schema import REFUSED_IN_RESPONSES
-from services.gateway.openai.schema import REFUSED, REFUSED_IN_CHAT
+from services.gateway.openai import fields
 
 _REF = "#/components/schemas/{name}"
 _REFUSED: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
-    "ChatBody": {**REFUSED, **REFUSED_IN_CHAT},
-    "CompletionBody": REFUSED,
-    "TokenizeChatBody": {**REFUSED, **REFUSED_IN_CHAT},
-    "ResponsesBody": REFUSED_IN_RESPONSES,
+    **{
+        table.body.__name__: table.refused
+        for table in (fields.CHAT, fields.TOKENIZE_CHAT, fields.COMPLETIONS, fields.RESPONSES)
+    },
+    "StreamOptions": fields.REFUSED_IN_STREAM_OPTIONS,
+    "StructuredOutputs": fields.REFUSED_IN_STRUCTURED_OUTPUTS,
+    "Message": {"audio": (), "function_call": ()},
 }
 _RANGES: Mapping[str, Mapping[str, Any]] = {
     "temperature": {"minimum": 0, "maximum": 2},

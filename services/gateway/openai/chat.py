@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from services.common.errors import DeadlineExceeded, InvalidRequest
 from services.gateway.domain import Dialect, Gateway, GenerationRequest
+from services.gateway.openai import fields
 from services.gateway.openai.answer import Answer, Job
 from services.gateway.openai.chat_answer import ChatAnswer, ChatOptions, ParsedChatAnswer
 from services.gateway.openai.chat_prompt import chat_prompt
@@ -15,13 +16,12 @@ from services.gateway.openai.decode import (
     decode,
     generation_request,
     integer,
-    refuse,
-    refuse_common,
+    refuse_in,
     sampling,
 )
 from services.gateway.openai.fanout import FanOut
 from services.gateway.openai.output.parser import OutputPlan
-from services.gateway.openai.schema import REFUSED_IN_CHAT, ChatBody
+from services.gateway.openai.schema import ChatBody
 from services.gateway.openai.structured import grammar_of
 from services.gateway.openai.tools.grammar import tool_grammar
 from services.gateway.openai.tools.use import ToolUse, tool_use
@@ -61,8 +61,7 @@ async def chat_request(
     Raises:
         InvalidRequest, Unsupported, and what `Gateway.dialect` raises.
     """
-    refuse_common(body)
-    refuse(body, REFUSED_IN_CHAT)
+    refuse_in(body, fields.CHAT)
     tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
     request = generation_request(
         body,

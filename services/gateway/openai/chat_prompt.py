@@ -8,7 +8,7 @@ from __future__ import annotations
 from services.common.errors import InvalidRequest
 from services.gateway.domain import ChatPrompt, Message, ToolCall
 from services.gateway.openai import schema
-from services.gateway.openai.decode import object_json, unsupported
+from services.gateway.openai.decode import object_json, refuse
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -46,14 +46,15 @@ def _message(index: int, message: schema.Message) -> Message:
     at = f"messages[{index}]"
     if message.role not in ROLES:
         raise InvalidRequest(f"{at}.role must be one of {', '.join(ROLES)}", param=f"{at}.role")
-    if message.function_call is not None:
-        raise unsupported(f"{at}.function_call")
+    refuse(message, {"audio": (), "function_call": ()}, within=at)
     calls = message.tool_calls or []
     if calls and message.role != "assistant":
         raise InvalidRequest(
             f"{at}.tool_calls belong to the role assistant", param=f"{at}.tool_calls"
         )
     content = _content(f"{at}.content", message.content)
+    if content is None and message.role == "assistant":
+        content = message.refusal  # what it said instead
     if content is None and not calls:
         raise InvalidRequest(f"{at}.content is required", param=f"{at}.content")
     return Message(

@@ -16,11 +16,13 @@ import msgspec
 from services.common.errors import InvalidRequest, Unsupported
 from services.common.tracing import NO_TRACE, TraceContext
 from services.gateway.domain import GenerationRequest, Grammar, Prompt, Sampling, TextOptions
-from services.gateway.openai.schema import REFUSED, Integer, OpenAIBody, SamplingBody
+from services.gateway.openai.fields import REFUSED_IN_STREAM_OPTIONS, FieldTable
+from services.gateway.openai.schema import Integer, OpenAIBody, SamplingBody
 from services.gateway.validate import check_request, unsigned_seed
 
 T = TypeVar("T")
 
+MAX_TRUNCATION = 2**31 - 1
 MAX_DEPTH = 64  # of the objects that are passed on to the template
 
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
@@ -93,9 +95,11 @@ def refuse(body: msgspec.Struct, table: Mapping[str, tuple[Any, ...]], *, within
             raise unsupported(f"{within}.{name}" if within else name)
 
 
-def refuse_common(body: OpenAIBody) -> None:
-    """`refuse` for the fields that both OpenAI endpoints know."""
-    refuse(body, REFUSED)
+def refuse_in(body: OpenAIBody, table: FieldTable) -> None:
+    """`refuse` for a body and its stream options."""
+    refuse(body, table.refused)
+    if body.stream_options is not None:
+        refuse(body.stream_options, REFUSED_IN_STREAM_OPTIONS, within="stream_options")
 
 
 def unsupported(name: str, *, param: str | None = None) -> Unsupported:
@@ -186,6 +190,7 @@ def generation_request(
         ),
         n=_or(integer("n", body.n), 1),
         timeout=_or(body.timeout, caller.timeout),
+        max_prompt_tokens=_max_prompt_tokens(body) if isinstance(body, OpenAIBody) else None,
         priority=_or(integer("priority", body.priority), 0),
         cache_salt=body.cache_salt or "",
         traceparent=caller.trace.traceparent,
@@ -194,6 +199,17 @@ def generation_request(
     )
     check_request(request)
     return request
+
+
+def _max_prompt_tokens(body: OpenAIBody) -> int | None:
+    """vLLM's `truncate_prompt_tokens`, where -1 is as much as fits."""
+    count = integer("truncate_prompt_tokens", body.truncate_prompt_tokens)
+    if count is not None and not (count == -1 or 1 <= count <= MAX_TRUNCATION):
+        raise InvalidRequest(
+            f"truncate_prompt_tokens must be -1 or an integer from 1 to {MAX_TRUNCATION}",
+            param="truncate_prompt_tokens",
+        )
+    return 0 if count == -1 else count
 
 
 def _or(value: T | None, default: T) -> T:

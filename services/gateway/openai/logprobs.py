@@ -102,6 +102,31 @@ class CompletionLogprobs:
         return piece
 
 
+async def prompt_scores(
+    gateway: Gateway, model: str, count: int, logprobs: Sequence[TokenLogprobs]
+) -> list[dict[str, Any] | None]:
+    """vLLM's `prompt_logprobs`: for each token but the first the likeliest `count` and itself.
+
+    A token's rank is known, and not null, where it is among the likeliest.
+    """
+    spelling = await _spell(gateway, model, logprobs)
+
+    def entry(token_id: int, logprob: float, rank: int | None) -> dict[str, Any]:
+        text = token_text(spelling[token_id])
+        return {"logprob": max(logprob, _LOWEST), "rank": rank, "decoded_token": text}
+
+    def scores(item: TokenLogprobs) -> dict[str, Any]:
+        ranks = {token_id: rank for rank, (token_id, _) in enumerate(item.top, 1)}
+        likeliest = item.top[:count]
+        shown = {item.token_id: item.logprob, **dict(likeliest)}
+        return {
+            str(token_id): entry(token_id, logprob, ranks.get(token_id))
+            for token_id, logprob in shown.items()
+        }
+
+    return [scores(item) if index else None for index, item in enumerate(logprobs)]
+
+
 def join(pieces: Sequence[Mapping[str, list[Any]]]) -> dict[str, list[Any]]:
     """Pieces of one choice as one."""
     names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")

@@ -8,11 +8,10 @@ import msgspec
 
 from services.common.errors import InvalidRequest, ModelNotFound
 from services.gateway.domain import Gateway, ModelCard, TextPrompt
+from services.gateway.openai import fields
 from services.gateway.openai.chat_prompt import chat_prompt
 from services.gateway.openai.decode import decode, refuse
 from services.gateway.openai.schema import (
-    REFUSED,
-    REFUSED_IN_CHAT,
     DetokenizeBody,
     TokenizeChatBody,
     TokenizeTextBody,
@@ -65,8 +64,7 @@ async def tokenize(gateway: Gateway, raw: bytes) -> dict[str, Any]:
     body: TokenizeChatBody | TokenizeTextBody
     if decode(raw, _Kind).messages is not None:
         body = decode(raw, TokenizeChatBody)
-        refuse(body, REFUSED)
-        refuse(body, REFUSED_IN_CHAT)
+        refuse(body, fields.TOKENIZE_CHAT.refused)
         prompt: Any = chat_prompt(body)
     else:
         body = decode(raw, TokenizeTextBody)

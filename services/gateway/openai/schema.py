@@ -1,11 +1,7 @@
 """The bodies that clients send, as msgspec structs.
 
-A field is one of four kinds. *Supported* fields have a type. *Ignored* ones are not
-declared, and have no effect on the result: `user`, `metadata`, `store`, `service_tier`,
-`safety_identifier`, `prompt_cache_key`, `prompt_cache_retention`, `include_reasoning`,
-`spaces_between_special_tokens`, and whatever no API knows. *Refused* ones (the tables
-at the end) would change the result and are not built: any value but the harmless ones
-is an error naming the field. And `null` is the same as absent everywhere.
+What a field means for the result is in `services.gateway.openai.fields`: those typed `Any`
+are mostly refused ones. `null` is the same as absent everywhere.
 
 `Integer` also takes 3.0, as JSON schema's integer does; 2.5 is refused on conversion.
 """
@@ -50,6 +46,8 @@ class Message(Struct):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    refusal: str | None = None
+    audio: Any = None
     function_call: Any = None
 
 
@@ -57,7 +55,7 @@ class StreamOptions(Struct):
     """`stream_options`."""
 
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
+    continuous_usage_stats: Any = None
 
 
 JsonSchema = dict[str, Any] | bool | str  # as text too, which vLLM takes
@@ -141,6 +139,8 @@ class OpenAIBody(SamplingBody, kw_only=True):
     guided_regex: str | None = None
     regex: str | None = None
     structured_outputs: StructuredOutputs | None = None
+    prompt_logprobs: Integer | None = None
+    truncate_prompt_tokens: Integer | None = None
 
     allowed_token_ids: Any = None
     bad_words: Any = None
@@ -150,10 +150,8 @@ class OpenAIBody(SamplingBody, kw_only=True):
     logits_processors: Any = None
     lora_path: Any = None
     prompt_embeds: Any = None
-    prompt_logprobs: Any = None
     stop_regex: Any = None
     structural_tag: Any = None
-    truncate_prompt_tokens: Any = None
     use_beam_search: Any = None
 
 
@@ -180,6 +178,7 @@ class ChatBody(OpenAIBody, kw_only=True):
     functions: Any = None
     mm_processor_kwargs: Any = None
     modalities: Any = None
+    moderation: Any = None
     prediction: Any = None
     verbosity: Any = None
     web_search_options: Any = None
@@ -223,39 +222,3 @@ class DetokenizeBody(Struct, kw_only=True):
 
     tokens: list[int]
     model: str | None = None
-
-
-# Refused fields, each with the values besides null that change nothing.
-REFUSED: dict[str, tuple[Any, ...]] = {
-    "allowed_token_ids": (),
-    "audio": (),
-    "bad_words": ([],),
-    "best_of": (1,),
-    "chat_template": (),
-    "documents": ([],),
-    "function_call": ("none",),
-    "functions": ([],),
-    "guided_whitespace_pattern": (),
-    "kv_transfer_params": (),
-    "logits_processors": ([],),
-    "lora_path": (),
-    "mm_processor_kwargs": ({},),
-    "modalities": (["text"],),
-    "prediction": (),
-    "prompt_embeds": (),
-    "prompt_logprobs": (),
-    "stop_regex": (),
-    "structural_tag": (),
-    "suffix": ("",),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-}
-REFUSED_IN_CHAT: dict[str, tuple[Any, ...]] = {"echo": (False,), "add_special_tokens": (False,)}
-REFUSED_IN_STRUCTURED_OUTPUTS: dict[str, tuple[Any, ...]] = {
-    "disable_additional_properties": (False,),
-    "disable_any_whitespace": (False,),
-    "structural_tag": (),
-    "whitespace_pattern": (),
-}

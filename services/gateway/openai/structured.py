@@ -15,8 +15,8 @@ import msgspec
 from services.common.errors import InvalidRequest
 from services.gateway.domain import Grammar
 from services.gateway.openai.decode import object_json, refuse, unsupported
+from services.gateway.openai.fields import REFUSED_IN_STRUCTURED_OUTPUTS
 from services.gateway.openai.schema import (
-    REFUSED_IN_STRUCTURED_OUTPUTS,
     JsonSchema,
     OpenAIBody,
     ResponseFormat,

@@ -295,6 +295,7 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
             path, lambda server: tokenizer_pb2_grpc.add_TokenizerServicer_to_server(self, server)
         )
         self.info = tokenizer_pb2.TokenizerInfo(epoch=1, model=model, vocab_size=VOCAB_SIZE)
+        self.reasoning = tokenizer_pb2.REASONING_STATE_UNSPECIFIED
         self.hold = False
         self.jobs: list[tokenizer_pb2.EncodeJob] = []
         self.cancels: list[int] = []
@@ -341,6 +342,7 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
             result.error.message = "bad text"
         else:
             result.response.token_ids.extend(map(ord, text))
+            result.response.reasoning = self.reasoning
             if request.return_token_strs:
                 result.response.token_strs.extend(text)
         session.send()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from protos import common_pb2
+from protos import common_pb2, tokenizer_pb2
 from services.common.errors import (
     Cancelled,
     ContextLengthExceeded,
@@ -19,9 +19,16 @@ from services.common.errors import (
     ShoalError,
     Unavailable,
 )
-from services.gateway.domain import TextOptions, TokenPrompt, Usage
+from services.gateway.dialect import dialect_of
+from services.gateway.domain import Dialect, TextOptions, TokenPrompt, Usage
 from tests.gateway.core.conftest import Rig, collect, joined, make_rig, request
 from tests.gateway.core.fakes import EOS, expected_ids, expected_text
+
+INFO = tokenizer_pb2.TokenizerInfo(
+    tool_format=tokenizer_pb2.TOOL_FORMAT_LLAMA3_JSON,
+    reasoning_format=tokenizer_pb2.REASONING_FORMAT_QWEN3,
+    reasoning_end_id=7,
+)
 
 
 async def test_streams_the_whole_answer(rig: Rig) -> None:
@@ -162,6 +169,36 @@ async def test_ids_outside_the_vocabulary(rig: Rig, changes: dict[str, Any], par
         await rig.core.start(request(**changes))
     assert error.value.param == param
     rig.assert_nothing_left()
+
+
+@pytest.mark.parametrize(("most", "kept"), [(3, "llo"), (99, "hello"), (None, "hello")])
+async def test_a_prompt_is_truncated_from_its_start(rig: Rig, most: int | None, kept: str) -> None:
+    generation = await rig.core.start(request("hello", max_prompt_tokens=most))
+    assert list(generation.prompt_token_ids) == [ord(char) for char in kept]
+    await generation.aclose()
+
+
+async def test_a_prompt_is_truncated_to_what_leaves_room(rig: Rig) -> None:
+    limit = rig.core.models()[0].max_model_len
+    prompt = "a" * (2 * limit)
+    generation = await rig.core.start(request(prompt, max_prompt_tokens=0, max_tokens=7))
+    assert len(generation.prompt_token_ids) == limit - 7
+    await generation.aclose()
+
+
+async def test_the_dialect_is_what_the_tokenizer_says(rig: Rig) -> None:
+    assert await rig.core.dialect("") == Dialect()
+    assert dialect_of(INFO, "auto", "auto") == Dialect("llama3_json", "qwen3", 7)
+    assert dialect_of(INFO, "hermes", "none") == Dialect("hermes", "none", 7)
+    with pytest.raises(ModelNotFound):
+        await rig.core.dialect("nope")
+
+
+async def test_what_the_prompt_says_of_reasoning_is_the_generations(rig: Rig) -> None:
+    rig.tokenizer.reasoning = tokenizer_pb2.REASONING_STATE_OPEN
+    generation = await rig.core.start(request("hello"))
+    assert generation.reasoning == "open"
+    await generation.aclose()
 
 
 async def test_the_tokenizers_refusal_is_the_requests(rig: Rig) -> None:

@@ -134,6 +134,37 @@ async def test_echo(client: httpx.AsyncClient, prompt: Any) -> None:
     assert completion_text(stream) == "hiHello world0"
 
 
+async def test_prompt_logprobs(client: httpx.AsyncClient, gateway: FakeGateway) -> None:
+    h, i = ord("h"), ord("i")
+    top = ((h, -1.0), (0xE9, -1.5), (i, -2.0))
+    gateway.prompt_scores = [TokenLogprobs(h, 0.0), TokenLogprobs(i, -2.0, top)]
+    body = completion_body(prompt_logprobs=1, echo=True, logprobs=2)
+    choice = (await client.post(COMPLETIONS, json=body)).json()["choices"][0]
+    assert gateway.requests[0].sampling.prompt_logprobs == 2
+    assert choice["prompt_logprobs"] == [
+        None,
+        {
+            "105": {"logprob": -2.0, "rank": 3, "decoded_token": "i"},
+            "104": {"logprob": -1.0, "rank": 1, "decoded_token": "h"},
+        },
+    ]
+    assert len(choice["logprobs"]["top_logprobs"][1]) == 3  # two, and the chosen
+    for fields in ({"prompt_logprobs": 21}, {"prompt_logprobs": 1, "stream": True}):
+        response = await client.post(COMPLETIONS, json=completion_body(**fields))
+        assert error_of(response, 400)["param"] == "prompt_logprobs"
+
+
+async def test_truncation(client: httpx.AsyncClient, gateway: FakeGateway) -> None:
+    for given, kept in ((5, 5), (-1, 0), (None, None)):
+        body = completion_body(truncate_prompt_tokens=given)
+        assert (await client.post(COMPLETIONS, json=body)).status_code == 200
+        assert gateway.requests[-1].max_prompt_tokens == kept
+    for given in (0, -2, 2**40):
+        body = completion_body(truncate_prompt_tokens=given)
+        error = error_of(await client.post(COMPLETIONS, json=body), 400)
+        assert error["param"] == "truncate_prompt_tokens"
+
+
 async def test_echo_of_the_prompt_alone(client: httpx.AsyncClient, gateway: FakeGateway) -> None:
     gateway.script = lambda request: words("x", finish="length")
     body = completion_body(echo=True, max_tokens=0)

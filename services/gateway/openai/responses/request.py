@@ -9,7 +9,7 @@ import msgspec
 
 from services.common.errors import InvalidRequest, ShoalError, Unsupported
 from services.gateway.domain import Gateway
-from services.gateway.openai import schema
+from services.gateway.openai import fields, schema
 from services.gateway.openai.answer import Answer, Job
 from services.gateway.openai.chat import chat_request
 from services.gateway.openai.decode import Caller, decode, refuse, unsupported
@@ -18,7 +18,6 @@ from services.gateway.openai.responses.answer import ResponseAnswer
 from services.gateway.openai.responses.schema import (
     INCLUDABLE,
     LOGPROBS,
-    REFUSED_IN_RESPONSES,
     InputItem,
     InputPart,
     ResponsesBody,
@@ -42,7 +41,7 @@ async def parse_response(raw: bytes, caller: Caller, gateway: Gateway) -> Job:
         InvalidRequest, Unsupported, and what `Gateway.dialect` raises.
     """
     body = decode(raw, ResponsesBody)
-    refuse(body, REFUSED_IN_RESPONSES)
+    refuse(body, fields.RESPONSES.refused)
     for name in body.include or ():
         if name not in INCLUDABLE:
             raise unsupported(f"include: {name[:64]!r}", param="include")
@@ -206,11 +205,11 @@ def _chat_tool_choice(choice: Any) -> Any:
 
 def _response_format(format: TextFormat) -> schema.ResponseFormat:
     """`text.format` as chat has it."""
-    fields: dict[str, Any] = {"type": format.type}
+    chat: dict[str, Any] = {"type": format.type}
     if format.type == "json_schema":
-        fields["json_schema"] = {
+        chat["json_schema"] = {
             "name": format.name or "",
             "schema": format.schema,
             "strict": format.strict,
         }
-    return msgspec.convert(fields, schema.ResponseFormat)
+    return msgspec.convert(chat, schema.ResponseFormat)

@@ -1,7 +1,6 @@
 """The body of POST /v1/responses, as msgspec structs.
 
-The kinds of fields are those of `services.gateway.openai.schema`. Ignored here:
-`IGNORED_IN_RESPONSES`; refused: `REFUSED_IN_RESPONSES`.
+What a field means for the result is in `services.gateway.openai.fields`.
 """
 
 from __future__ import annotations
@@ -83,35 +82,6 @@ class ResponsesBody(SamplingBody, kw_only=True):
     truncation: Any = None
 
 
-# The fields of the API that change nothing here.
-IGNORED_IN_RESPONSES = frozenset(
-    {
-        "access_programs",
-        "background_options",
-        "max_tool_calls",  # built-in tools only, of which there are none
-        "prompt_cache_key",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "service_tier",
-        "store",  # nothing is kept, and the answer says so
-        "stream_options",
-        "user",
-    }
-)
-# Refused fields, each with the values besides null that change nothing.
-REFUSED_IN_RESPONSES: dict[str, tuple[Any, ...]] = {
-    "background": (False,),
-    "context_management": ([],),
-    "conversation": (),
-    "image": (),
-    "max_tokens": (),
-    "moderation": (),
-    "n": (1,),
-    "previous_response_id": (),
-    "prompt": (),
-    "truncation": ("disabled",),
-}
 LOGPROBS = "message.output_text.logprobs"
 # What `include` may ask for; the second is content of a stored kind, and there is none.
 INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
