@@ -144,17 +144,21 @@ class Placement:
         One that is overloaded is replaced once; one that is lost, or will not take it
         now, costs the choice a move. A resume does not take overload for an answer, even
         if no id has come yet: the client may have been told that it is accepted. Where
-        nothing had been promised, going to another worker costs the retry budget.
+        nothing had been promised, going to another worker costs the retry budget, and the
+        wait for one is no longer than any new request's.
         """
         refused: set[str] = set()
         overloaded = False
+        promised = resuming
         give_up_at = self._loop.time() + self._patience()
         while True:
             if worker is None:
-                worker = await self._pick_worker(choice, refused, self._patience())
+                patience = self._patience() if promised else self._host.hold_timeout
+                worker = await self._pick_worker(choice, refused, patience)
             try:
                 return await choice.submit_to(worker, self._submit_message(choice))
             except (PeerLost, HandedBack) as error:
+                promised = True  # it may have been accepted
                 self._spend_move(choice, "worker", error)
             except Overloaded as error:
                 if not overloaded and self._has_other(choice, refused, worker):
@@ -167,9 +171,8 @@ class Placement:
                 else:
                     raise
             except (Unavailable, InternalError) as error:
-                if isinstance(error, InternalError) and not self._has_other(
-                    choice, refused, worker
-                ):
+                mends = resuming and isinstance(error, Unavailable)
+                if not mends and not self._has_other(choice, refused, worker):
                     raise
                 self._refused(choice, refused, worker, error, resuming=resuming)
                 self._spend_move(choice, "worker", error)
