@@ -83,6 +83,8 @@ class RunnerBuilder:
             return num_pages(self._config, self._context, token_bytes, memory_limit())
         least, most = self._parallel.extremes(free_before)
         check_balance(least, most)
+        if self._config.num_pages:
+            return self._config.num_pages
         memory = dataclasses.replace(self._measure(free_before), free_before=least)
         log.info("GPU memory: %s", memory)
         pages = cuda_pages(self._config, self._context, token_bytes, memory)

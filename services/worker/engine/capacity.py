@@ -55,7 +55,7 @@ class CudaMemory:
 
 
 def cuda_pages(config: WorkerConfig, context: int, bytes_per_token: int, memory: CudaMemory) -> int:
-    """KV pages on a GPU: those configured, or what `--memory-ratio` leaves, by the same rules.
+    """KV pages on a GPU: what `--memory-ratio` leaves, by the same rules.
 
     Raises StartupError if not one page fits.
     """

@@ -57,7 +57,6 @@ MEMORY = CudaMemory(free_before=80 * GIB, weights=16 * GIB, activations=2 * GIB,
         (WorkerConfig(memory_ratio=0.9), 1 << 20, 53 * GIB // (128 << 14)),
         (WorkerConfig(memory_ratio=0.5), 1 << 20, 21 * GIB // (128 << 14)),
         (WorkerConfig(max_running_requests=2), 100, 2 * 7),  # all that slots can use
-        (WorkerConfig(num_pages=9), 1 << 20, 9),
     ],
 )
 def test_pages_on_a_gpu(config: WorkerConfig, context: int, expected: int) -> None:
