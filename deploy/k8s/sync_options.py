@@ -29,6 +29,9 @@ CONFIGS: dict[str, type] = {
 CHART_DECIDES = {
     *("address", "admin_address", "host", "port", "grpc_port", "drain_timeout"),
     *("log_level", "log_format", "model", "served_model_name", "tp"),
+    *("nnodes", "node_rank", "rendezvous"),  # a worker of the chart is one host
+    *("tls_cert", "tls_key", "tls_ca", "api_key", "api_key_file", "otlp_endpoint"),
+    *("peer_tls_cert", "peer_tls_key", "peer_tls_ca", "peer_tls_server_name"),
     *("tokenizer_addresses", "detokenizer_addresses", "worker_addresses"),
 }
 _JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}

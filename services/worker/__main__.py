@@ -22,6 +22,7 @@ from services.common.tracing import tracing_to
 from services.worker.agent import Agent
 from services.worker.config import WorkerConfig
 from services.worker.metrics import WorkerMetrics
+from services.worker.node import serve_node
 from services.worker.servicer import WorkerServicer
 from services.worker.spans import RequestSpans
 from services.worker.supervisor import RANK_MODULE, Limits, Ranks
@@ -139,7 +140,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         description="Serves one model replica by token ids over gRPC.",
     )
     logs.setup("worker", level=config.log_level, format=config.log_format)
-    process.run(lambda stop: serve(config, stop))
+    program = serve_node if config.node_rank > 0 else serve
+    process.run(lambda stop: program(config, stop))
 
 
 if __name__ == "__main__":

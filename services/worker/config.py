@@ -144,6 +144,18 @@ class WorkerConfig:
     )
 
     tp: int = option(1, "tensor-parallel ranks", group=_PARALLEL)
+    nnodes: int = option(
+        1, "hosts that share the tensor-parallel ranks evenly; each runs a worker", group=_PARALLEL
+    )
+    node_rank: int = option(
+        0, "which of the hosts this is: 0 serves, the others only compute", group=_PARALLEL
+    )
+    rendezvous: str = option(
+        "", "with --nnodes: where host 0 is reached by the others, host:port", group=_PARALLEL
+    )
+    check_ranks: bool = option(
+        False, "for debugging: compare what the ranks compute after each step", group=_PARALLEL
+    )
     num_threads: int = option(
         0, "CPU threads a rank; default: all cores divided by the ranks", group=_PARALLEL
     )
@@ -154,6 +166,7 @@ class WorkerConfig:
     tls_ca: str = borrow(TlsOptions, "tls_ca")
 
     def __post_init__(self) -> None:
+        self._check_nodes()
         self.tls.check()
         if self.page_size not in (1, 2, 4, 8, 16, 32, 64):
             raise ValueError(f"--page-size {self.page_size} is not a power of two from 1 to 64")
@@ -181,6 +194,19 @@ class WorkerConfig:
         """What the gRPC server listens with."""
         return TlsFiles(self.tls_cert, self.tls_key, self.tls_ca)
 
+    def _check_nodes(self) -> None:
+        if self.nnodes < 1 or self.tp % self.nnodes:
+            raise ValueError(f"--tp {self.tp} cannot be shared by --nnodes {self.nnodes} hosts")
+        if not 0 <= self.node_rank < self.nnodes:
+            raise ValueError(f"--node-rank {self.node_rank} is not one of --nnodes {self.nnodes}")
+        if self.nnodes > 1 and not self.rendezvous.rpartition(":")[2].isdigit():
+            raise ValueError("--nnodes needs --rendezvous host:port")
+
+    @property
+    def local_ranks(self) -> int:
+        """The ranks on this host."""
+        return self.tp // self.nnodes
+
 
 def num_threads(config: WorkerConfig) -> int:
     """CPU threads a rank: the flag, else OMP_NUM_THREADS, else the cores over the ranks.
@@ -192,4 +218,4 @@ def num_threads(config: WorkerConfig) -> int:
     inherited = os.environ.get("OMP_NUM_THREADS", "")
     if inherited.isdigit() and int(inherited) > 0:
         return int(inherited)
-    return max(1, available_cores() // config.tp)
+    return max(1, available_cores() // config.local_ranks)

@@ -231,6 +231,10 @@ class Engine(Protocol):
         """Starts a step and returns at once, without waiting for earlier ones."""
         ...
 
+    def check(self) -> None:
+        """Raises if no step can be made any more; called now and then while there are none."""
+        ...
+
     def close(self) -> None:
         """Waits for launched steps and frees the device."""
         ...

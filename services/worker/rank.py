@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import FrameType
 from typing import NoReturn
@@ -50,9 +51,15 @@ class RankLoop:
     """Rank 0's loop: commands from the agent, steps of the scheduler, events to the agent."""
 
     def __init__(
-        self, link: FrameSocket, scheduler: Scheduler, gate: GrammarGate, epoch: int
+        self,
+        link: FrameSocket,
+        scheduler: Scheduler,
+        gate: GrammarGate,
+        epoch: int,
+        check_engine: Callable[[], None],
     ) -> None:
         self._link = link
+        self._check_engine = check_engine
         self._scheduler = scheduler
         self._gate = gate
         self._epoch = epoch
@@ -77,9 +84,11 @@ class RankLoop:
             self._send()
 
     def _rest(self) -> None:
-        """Waits for a command, a grammar or the next sign of life; checks the books once."""
+        """Waits for a command, a grammar or the next sign of life; checks the engine, and once
+        the books."""
         started = time.monotonic()
         self._link.wait(_SIGN_OF_LIFE, self._gate.fd)
+        self._check_engine()
         if not self._checked and time.monotonic() - started >= _SIGN_OF_LIFE:
             self._scheduler.check_integrity()
             self._checked = True
@@ -131,7 +140,7 @@ def serve(config: WorkerConfig, link: FrameSocket) -> None:
         ready = info_to_proto(scheduler.info, config, epoch)
         link.send(engine_pb2.EngineEvent(ready=ready))
         gate = GrammarGate(grammars, engine.info)
-        RankLoop(link, scheduler, gate, epoch).run()
+        RankLoop(link, scheduler, gate, epoch, engine.check).run()
 
 
 def make_scheduler(engine: Engine, config: WorkerConfig) -> Scheduler:

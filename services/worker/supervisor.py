@@ -91,7 +91,9 @@ class Ranks:
     @property
     def responsive(self) -> bool:
         """The engine made a step, or said that it is idle, within the window."""
-        return not self.lost.is_set() and self._silent_for() < self._window()
+        if self.lost.is_set():
+            return False
+        return self._config.node_rank > 0 or self._silent_for() < self._window()
 
     async def start(
         self,
@@ -128,8 +130,9 @@ class Ranks:
         )
         self._tasks = [
             asyncio.create_task(self._watch_exit(self._process)),
-            asyncio.create_task(self._watch_silence()),
         ]
+        if self._config.node_rank == 0:  # rank 0 is here, and gives signs of life
+            self._tasks.append(asyncio.create_task(self._watch_silence()))
 
     def send(self, command: engine_pb2.EngineCommand) -> None:
         """Queues a command for rank 0; dropped if it is gone, which `lost` tells.
@@ -208,16 +211,30 @@ class Ranks:
             return [sys.executable, "-m", self._module]  # needs no torch, so starts at once
         return [
             *(sys.executable, "-m", "services.worker.torchrun"),
-            f"--nproc-per-node={config.tp}",
-            "--nnodes=1",
-            "--rdzv-backend=c10d",
-            "--rdzv-endpoint=localhost:0",
-            f"--rdzv-id=shoal-{os.getpid()}",
-            "--local-addr=localhost",  # no look-up of the host's own name
+            f"--nproc-per-node={config.local_ranks}",
+            f"--nnodes={config.nnodes}",
+            *self._rendezvous(),
             "--max-restarts=0",
             "--monitor-interval=3",
             f"--log-dir={self._directory}",
             *("-m", self._module),
+        ]
+
+    def _rendezvous(self) -> list[str]:
+        """How the hosts' torchruns meet."""
+        config = self._config
+        if config.nnodes == 1:
+            return [
+                "--rdzv-backend=c10d",
+                "--rdzv-endpoint=localhost:0",
+                f"--rdzv-id=shoal-{os.getpid()}",
+                "--local-addr=localhost",  # no look-up of the host's own name
+            ]
+        return [
+            "--rdzv-backend=static",  # the hosts are numbered, so that rank 0 is where it serves
+            f"--rdzv-endpoint={config.rendezvous}",
+            f"--node-rank={config.node_rank}",
+            "--rdzv-id=shoal",
         ]
 
     async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

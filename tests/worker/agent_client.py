@@ -21,7 +21,7 @@ from protos import worker_pb2, worker_pb2_grpc
 from services.common.rpc import open_channel
 
 SCRIPTED = "tests.worker.scripted_rank"
-TIMEOUT = 60.0  # for anything that must happen; the machine may be busy
+TIMEOUT = 150.0  # for anything that must happen; the machine may be busy
 
 
 Call = grpc.aio.StreamStreamCall[worker_pb2.WorkerSessionRequest, worker_pb2.WorkerSessionResponse]

@@ -1,6 +1,6 @@
 """Starts an agent for a test: `python -m tests.worker.agent_process SETTINGS FLAGS...`.
 
-SETTINGS is JSON: the keyword arguments of `serve`, limits as an object.
+SETTINGS is JSON: the keyword arguments of `serve` or `serve_node`, limits as an object.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from services.common import logs, process
 from services.common.config import parse
 from services.worker.__main__ import serve
 from services.worker.config import WorkerConfig
+from services.worker.node import serve_node
 from services.worker.supervisor import Limits
 
 
@@ -24,7 +25,8 @@ def main() -> None:
     logs.setup("worker", format="json")
 
     async def run(stop: asyncio.Event) -> int:
-        return await serve(config, stop, **settings)
+        program = serve_node if config.node_rank > 0 else serve
+        return await program(config, stop, **settings)
 
     process.run(run)
 

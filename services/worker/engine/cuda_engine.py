@@ -21,6 +21,7 @@ from contextlib import ExitStack
 import torch
 
 from services.worker.core import Batch, EngineInfo, PendingStep, StepResult
+from services.worker.engine.group import Leader
 from services.worker.engine.steps import StepTensors
 from services.worker.engine.thread import EngineThread
 
@@ -39,9 +40,11 @@ class CudaEngine:
         launch: Callable[[Batch], StepTensors],
         thread: EngineThread,
         stream: torch.cuda.Stream,
+        leader: Leader,
         resources: ExitStack,
     ) -> None:
         self._info = info
+        self._leader = leader
         self._launch = launch
         self._thread = thread
         self._stream = stream
@@ -55,6 +58,9 @@ class CudaEngine:
 
     def launch(self, batch: Batch) -> PendingStep:
         return QueuedStep(self._thread.submit(lambda: self._queue(batch)))
+
+    def check(self) -> None:
+        self._leader.check()
 
     def close(self) -> None:
         """Waits for launched steps, then lets the other ranks go."""

@@ -257,6 +257,9 @@ class FakeEngine:
     def launch(self, batch: Batch) -> PendingStep:
         return self._thread.launch(self._step, batch)
 
+    def check(self) -> None:
+        """It computes by itself."""
+
     def close(self) -> None:
         self._thread.close()
 

@@ -11,7 +11,7 @@ import os
 import secrets
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 import torch.distributed as dist
@@ -74,6 +74,7 @@ class Leader:
                     if _read_secret(connection) == secret:
                         connection.settimeout(None)
                         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                        _keep_alive(connection)
                         connections.append(connection)
                     else:
                         connection.close()
@@ -88,6 +89,13 @@ class Leader:
         for connection in self._connections:
             connection.sendall(message)
 
+    def check(self) -> None:
+        """Raises ConnectionError if a rank has closed its connection; they never send."""
+        for connection in self._connections:
+            with suppress(BlockingIOError):
+                if not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                    raise ConnectionError("a rank of the group is gone")
+
 
 def connect_to_leader(parallel: Parallel) -> socket.socket:
     """Connects a rank to rank 0. Raises OSError if it cannot be reached."""
@@ -97,7 +105,16 @@ def connect_to_leader(parallel: Parallel) -> socket.socket:
     connection = socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT)
     connection.sendall(data[2:])
     connection.settimeout(None)
+    _keep_alive(connection)
     return connection
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Lets the kernel find a host that is gone without a word, within half a minute."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, option):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def _meeting_point(port: int, secret: bytes) -> torch.Tensor:

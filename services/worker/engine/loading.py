@@ -18,6 +18,7 @@ from services.worker.core import EngineInfo
 from services.worker.engine.building import RunnerBuilder
 from services.worker.engine.cuda_memory import free_memory
 from services.worker.engine.devices import choose_attention, choose_dtype
+from services.worker.engine.rank_check import compare_ranks
 from services.worker.engine.runner import ModelRunner
 from services.worker.layers.parallel import Parallel
 from services.worker.models import config as model_config
@@ -66,6 +67,10 @@ def load_model(
     kernels = Kernels.load() if device.type == "cpu" and dtype == torch.float32 else None
     if kernels is not None:
         model.compute_with(kernels, linear=config.deterministic or kernels.quick_linear)
+    if config.check_ranks:
+        if device.type == "cuda" and not config.disable_cuda_graph:
+            raise StartupError("--check-ranks needs --disable-cuda-graph on a GPU")
+        compare_ranks(model, parallel)
     source = open_source(files, shape)
     with torch.inference_mode():
         load_weights(

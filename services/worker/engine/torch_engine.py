@@ -46,10 +46,10 @@ def _load_on(
     """Loads, on the engine thread."""
     device = choose_device(config)
     with ExitStack() as resources, on_stream(device) as stream:
-        loaded, steps = _load(config, progress, device, resources)
+        loaded, steps, leader = _load(config, progress, device, resources)
         if stream is None:
-            return TorchEngine(loaded.info, steps, thread, resources.pop_all())
-        return CudaEngine(loaded.info, steps.launch, thread, stream, resources.pop_all())
+            return TorchEngine(loaded.info, steps, thread, leader, resources.pop_all())
+        return CudaEngine(loaded.info, steps.launch, thread, stream, leader, resources.pop_all())
 
 
 def _load(
@@ -57,10 +57,10 @@ def _load(
     progress: Callable[[str, int, int], None],
     device: torch.device,
     resources: ExitStack,
-) -> tuple[LoadedModel, StepRunner]:
+) -> tuple[LoadedModel, StepRunner, Leader]:
     """Loads onto a device; what is to be closed in the end goes to `resources`."""
     set_threads(config)
-    parallel, leader = Parallel(), None
+    parallel, leader = Parallel(), Leader([])
     if config.tp > 1:
         parallel = resources.enter_context(
             join_group(config.tp, device=device, ordered=config.deterministic)
@@ -74,9 +74,8 @@ def _load(
         device=device,
         alone=config.deterministic,
     )
-    steps = StepRunner(
-        loaded.runner, sampler, parallel, leader.announce if leader is not None else None
-    )
+    announce = leader.announce if config.tp > 1 else None
+    steps = StepRunner(loaded.runner, sampler, parallel, announce)
     progress("warming up", 0, 1)
     started = time.perf_counter()
     steps.launch(_warm_up_batch(loaded.info)).to_host()
@@ -84,16 +83,22 @@ def _load(
         torch.cuda.synchronize(device)
     log.info("first step took %.0f ms", (time.perf_counter() - started) * 1000)
     progress("warming up", 1, 1)
-    return loaded, steps
+    return loaded, steps, leader
 
 
 class TorchEngine:
     """`services.worker.core.Engine` on this machine's processor."""
 
     def __init__(
-        self, info: EngineInfo, steps: StepRunner, thread: EngineThread, resources: ExitStack
+        self,
+        info: EngineInfo,
+        steps: StepRunner,
+        thread: EngineThread,
+        leader: Leader,
+        resources: ExitStack,
     ) -> None:
         self._info = info
+        self._leader = leader
         self._steps = steps
         self._thread = thread
         self._resources = resources
@@ -104,6 +109,9 @@ class TorchEngine:
 
     def launch(self, batch: Batch) -> PendingStep:
         return self._thread.launch(self._steps.step, batch)
+
+    def check(self) -> None:
+        self._leader.check()
 
     def close(self) -> None:
         """Waits for launched steps, then lets the other ranks go."""

@@ -33,6 +33,9 @@ class Resized:
     def launch(self, batch: Batch) -> PendingStep:
         return self._engine.launch(batch)
 
+    def check(self) -> None:
+        pass
+
     def close(self) -> None:
         """The engine belongs to the fixture."""
 

@@ -104,6 +104,9 @@ class EmulatedEngine:
     def launch(self, batch: Batch) -> _Done:
         return _Done(self._steps.step(batch))
 
+    def check(self) -> None:
+        """Nothing to do."""
+
     def close(self) -> None:
         """Nothing to do."""
 

@@ -74,6 +74,9 @@ class LazyEngine:
         step = self.in_flight.popleft()
         step.value = self._model.compute(step.batch)
 
+    def check(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -24,6 +24,9 @@ class NoEngine:
     def launch(self, batch: Batch) -> PendingStep:
         return _Done(StepResult(np.zeros(batch.num_rows, np.int32)))
 
+    def check(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
