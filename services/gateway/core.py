@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from services.common.errors import InvalidRequest, Overloaded, ShoalError, Unavailable
 from services.common.tracing import NoTracing, Tracing
-from services.gateway import generate, to_proto
+from services.gateway import generate
 from services.gateway.admission import Admission
 from services.gateway.config import GatewayConfig, parse_weights
 from services.gateway.dialect import dialect_of
@@ -133,7 +133,7 @@ class Core:
         self, model: str, prompt: ChatPrompt | TextPrompt, *, return_token_strs: bool = False
     ) -> Tokenized:
         self._refuse_when_draining()
-        message = to_proto.encode_request(prompt, return_token_strs=return_token_strs)
+        message = await generate.encode_message(prompt, return_token_strs=return_token_strs)
         found = await self._find_model(model)
         answer = await self.fleet.encode(found, message, self.hold_timeout, self.max_moves)
         strs = answer.token_strs if return_token_strs else None

@@ -7,7 +7,9 @@ the stream and its end, and `services.gateway.placement` the way to other instan
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
+from protos import tokenizer_pb2
 from services.common import logs
 from services.common.errors import ContextLengthExceeded, InvalidRequest, ShoalError
 from services.common.tracing import NO_TRACE, TraceContext
@@ -18,9 +20,11 @@ from services.gateway.domain import (
     GenerationRequest,
     Prompt,
     ReasoningState,
+    TextPrompt,
     TokenPrompt,
 )
 from services.gateway.live import Host, LiveGeneration
+from services.gateway.offload import LARGE_COUNT, sized
 from services.gateway.peers.fleet import Model
 
 
@@ -73,9 +77,23 @@ async def encode(
     """A prompt's ids, and what it says of the reasoning that follows; ids are ids already."""
     if isinstance(prompt, TokenPrompt):
         return prompt.token_ids, "unknown"
-    message = to_proto.encode_request(prompt, trace=trace)
+    message = await encode_message(prompt, trace=trace)
     answer = await host.fleet.encode(model, message, host.hold_timeout, host.max_moves)
     return answer.token_ids, reasoning_state(answer)
+
+
+async def encode_message(
+    prompt: ChatPrompt | TextPrompt,
+    *,
+    return_token_strs: bool = False,
+    trace: TraceContext = NO_TRACE,
+) -> tokenizer_pb2.EncodeRequest:
+    """A prompt for a tokenizer; a long conversation is converted off the loop."""
+    size = len(prompt.messages) if isinstance(prompt, ChatPrompt) else 0
+    convert = partial(
+        to_proto.encode_request, prompt, return_token_strs=return_token_strs, trace=trace
+    )
+    return await sized(size, LARGE_COUNT, convert)
 
 
 def truncated(request: GenerationRequest, model: Model, prompt_ids: Sequence[int]) -> Sequence[int]:

@@ -112,10 +112,10 @@ def _model_routes(gateway: Gateway, limits: BodyLimits) -> list[Route]:
     async def get_model(request: Request) -> Response:
         return _json(models.model_by_id(gateway, request.path_params["id"]))
 
-    def posted(call: Callable[[Gateway, bytes], Awaitable[dict[str, Any]]]) -> Any:
+    def posted(call: Callable[[Gateway, bytes], Awaitable[bytes]]) -> Any:
         async def endpoint(request: Request) -> Response:
             raw = await read_body(request.scope, request.receive, limits)
-            return _json(await call(gateway, raw))
+            return Response(await call(gateway, raw), media_type="application/json")
 
         return endpoint
 

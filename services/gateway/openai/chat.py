@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from services.common.errors import DeadlineExceeded, InvalidRequest
 from services.gateway.domain import Dialect, Gateway, GenerationRequest
+from services.gateway.offload import LARGE_BYTES, sized
 from services.gateway.openai import fields
 from services.gateway.openai.answer import Answer, Job
 from services.gateway.openai.chat_answer import ChatAnswer, ChatOptions, ParsedChatAnswer
@@ -35,8 +36,14 @@ async def parse_chat(raw: bytes, caller: Caller, gateway: Gateway) -> Job:
     Raises:
         InvalidRequest, Unsupported, and what `Gateway.dialect` raises.
     """
-    body = decode(raw, ChatBody)
-    request, plan = await chat_request(body, caller, gateway)
+
+    def read() -> tuple[ChatBody, GenerationRequest, ToolUse]:
+        body = decode(raw, ChatBody)
+        return body, *chat_request(body, caller)
+
+    body, request, tools = await sized(len(raw), LARGE_BYTES, read)
+    dialect = await model_dialect(gateway, request)
+    request, plan = shape_output(request, dialect, tools)
     options = ChatOptions(
         model=body.model or "",
         stream=bool(body.stream),
@@ -53,13 +60,11 @@ async def parse_chat(raw: bytes, caller: Caller, gateway: Gateway) -> Job:
     return Job((request,), options.stream, answer)
 
 
-async def chat_request(
-    body: ChatBody, caller: Caller, gateway: Gateway
-) -> tuple[GenerationRequest, OutputPlan]:
-    """What a body asks to generate, and what to look for in the output.
+def chat_request(body: ChatBody, caller: Caller) -> tuple[GenerationRequest, ToolUse]:
+    """What a body asks to generate, and with which tools.
 
     Raises:
-        InvalidRequest, Unsupported, and what `Gateway.dialect` raises.
+        InvalidRequest, Unsupported.
     """
     refuse_in(body, fields.CHAT)
     tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
@@ -74,8 +79,7 @@ async def chat_request(
             grammar=grammar_of(body),
         ),
     )
-    dialect = await model_dialect(gateway, request)
-    return shape_output(request, dialect, tools)
+    return request, tools
 
 
 async def model_dialect(gateway: Gateway, request: GenerationRequest) -> Dialect:

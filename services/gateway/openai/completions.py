@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from services.common.errors import InvalidRequest
 from services.gateway.domain import Gateway, Prompt, TextPrompt, TokenPrompt
+from services.gateway.offload import LARGE_BYTES, sized
 from services.gateway.openai import fields
 from services.gateway.openai.answer import (
     Job,
@@ -34,7 +35,7 @@ async def parse_completion(
     Raises:
         InvalidRequest, Unsupported.
     """
-    body = decode(raw, CompletionBody)
+    body = await sized(len(raw), LARGE_BYTES, lambda: decode(raw, CompletionBody))
     refuse_in(body, fields.COMPLETIONS)
     prompts = _prompts(body, max_choices)
     given = integer("max_tokens", body.max_tokens)

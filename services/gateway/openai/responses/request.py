@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from services.common.errors import InvalidRequest, ShoalError, Unsupported
-from services.gateway.domain import Gateway
+from services.gateway.domain import Gateway, GenerationRequest
+from services.gateway.offload import LARGE_BYTES, sized
 from services.gateway.openai import fields, schema
 from services.gateway.openai.answer import Answer, Job
-from services.gateway.openai.chat import chat_request
+from services.gateway.openai.chat import chat_request, model_dialect, shape_output
 from services.gateway.openai.decode import Caller, decode, refuse, unsupported
 from services.gateway.openai.fanout import FanOut
 from services.gateway.openai.responses.answer import ResponseAnswer
@@ -23,6 +25,7 @@ from services.gateway.openai.responses.schema import (
     ResponsesBody,
     TextFormat,
 )
+from services.gateway.openai.tools.use import ToolUse
 
 # How fields of the chat body are called here.
 PARAMS = {
@@ -40,16 +43,9 @@ async def parse_response(raw: bytes, caller: Caller, gateway: Gateway) -> Job:
     Raises:
         InvalidRequest, Unsupported, and what `Gateway.dialect` raises.
     """
-    body = decode(raw, ResponsesBody)
-    refuse(body, fields.RESPONSES.refused)
-    for name in body.include or ():
-        if name not in INCLUDABLE:
-            raise unsupported(f"include: {name[:64]!r}", param="include")
-    try:
-        request, plan = await chat_request(chat_body(body), caller, gateway)
-    except ShoalError as error:
-        error.param = renamed(error.param)
-        raise
+    body, request, tools = await sized(len(raw), LARGE_BYTES, partial(_read, raw, caller))
+    dialect = await model_dialect(gateway, request)
+    request, plan = shape_output(request, dialect, tools)
 
     def answer(gateway: Gateway, whole: FanOut) -> Answer:
         return ResponseAnswer(body, plan, gateway, whole)
@@ -57,9 +53,19 @@ async def parse_response(raw: bytes, caller: Caller, gateway: Gateway) -> Job:
     return Job((request,), bool(body.stream), answer, PARAMS)
 
 
-def renamed(param: str | None) -> str | None:
-    """What a field of the chat body is called here."""
-    return None if param is None else PARAMS.get(param, param)
+def _read(raw: bytes, caller: Caller) -> tuple[ResponsesBody, GenerationRequest, ToolUse]:
+    """The body, and what it asks for."""
+    body = decode(raw, ResponsesBody)
+    refuse(body, fields.RESPONSES.refused)
+    for name in body.include or ():
+        if name not in INCLUDABLE:
+            raise unsupported(f"include: {name[:64]!r}", param="include")
+    try:
+        return body, *chat_request(chat_body(body), caller)
+    except ShoalError as error:
+        if error.param is not None:
+            error.param = PARAMS.get(error.param, error.param)
+        raise
 
 
 def chat_body(body: ResponsesBody) -> schema.ChatBody:
