@@ -11,7 +11,10 @@ import pytest
 from tests.deploy.charts import BACKENDS, EXAMPLES, NAMESPACE, SERVICES, Helm, Render
 
 KUBERNETES_VERSIONS = ("1.29", "1.33", "1.37")
-OPERATOR_KINDS = {"PodMonitor"}  # custom resources, whose schemas are not Kubernetes'
+OPERATOR_KINDS = {
+    "PodMonitor",
+    "Certificate",
+}  # custom resources, whose schemas are not Kubernetes'
 VARIANTS: dict[str, dict[str, str]] = {
     "http-dns": {"probes.type": "http", "discovery.type": "dns"},
     "autoscaled": {f"{service}.autoscaling.enabled": "true" for service in SERVICES},
@@ -21,6 +24,14 @@ VARIANTS: dict[str, dict[str, str]] = {
         **{f"{service}.podDisruptionBudget.enabled": "false" for service in SERVICES},
     },
     "ipv6": {"listenHost": "::"},
+    "secured": {
+        "tls.internal.issuerRef.name": "ca",
+        "tls.public.existingSecret": "public",
+        "apiKeys.existingSecret": "keys",
+        "tracing.otlpEndpoint": "http://otel:4317",
+        "model.source": "hub",
+        "model.hub.id": "org/model",
+    },
 }
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from services.common.tls import server_context
+from tests.certificates import Authority
 from tests.deploy.charts import CHART, Render
 
 
@@ -72,11 +76,19 @@ def test_a_bad_stream_is_named(script: ModuleType, data: list[str], complaint: s
 
 
 @contextmanager
-def _gateway(status: int, body: bytes) -> Iterator[str]:
+def _gateway(
+    status: int,
+    body: bytes,
+    *,
+    tls: ssl.SSLContext | None = None,
+    authorizations: list[str] | None = None,
+) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             assert request["stream"] is True
+            if authorizations is not None:
+                authorizations.append(self.headers["Authorization"])
             self.send_response(status)
             self.end_headers()
             self.wfile.write(body)
@@ -85,9 +97,11 @@ def _gateway(status: int, body: bytes) -> Iterator[str]:
             """Stays quiet."""
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{server.server_port}"
         server.shutdown()
         thread.join()
 
@@ -101,6 +115,25 @@ def test_over_http(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> No
         assert script.main(url, 5) == 1
     assert "no worker is ready" in capsys.readouterr().out
     assert script.main("http://127.0.0.1:1", 5) == 1
+
+
+def test_over_tls_with_a_key(
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With what a gateway's pod has mounted, clients' certificates required."""
+    public, keys = tmp_path / "public-tls", tmp_path / "api-keys"
+    public.mkdir()
+    keys.mkdir()
+    files = Authority.make(tmp_path).issue("tls")
+    for name, source in (("tls.crt", files.cert), ("tls.key", files.key), ("ca.crt", files.ca)):
+        (public / name).write_bytes(Path(source).read_bytes())
+    (keys / "keys").write_text("# people\n\nalice:sk-alice\nsk-2\n")
+    body = "".join(f"data: {item}\n\n" for item in _data(GOOD)).encode()
+    asked: list[str] = []
+    with _gateway(200, body, tls=server_context(files), authorizations=asked) as url:
+        assert script.main(url, 20, tmp_path) == 0, capsys.readouterr().out
+    assert asked == ["Bearer sk-alice"]
+    assert script.first_key("sk-2") == "sk-2"
 
 
 def test_the_pod_runs_the_script_against_the_gateway(default: Render) -> None:

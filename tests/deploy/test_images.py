@@ -57,10 +57,15 @@ def test_the_embedded_model_is_the_one_that_shoal_names(target: str) -> None:
     assert f"ARG EMBEDDED_MODEL={version}" in _stages()[target]
 
 
+@pytest.mark.parametrize("target", ["build-gateway", "build-tokenizer", "build-worker-cpu"])
+def test_traces_need_no_other_image(target: str) -> None:
+    assert ",otel]'" in _stages()[target]
+
+
 def test_the_user_and_ports_are_those_of_the_chart(helm: Helm, default: Render) -> None:
     assert default.pod("worker")["securityContext"]["runAsUser"] == 10001
     exposed = {
-        "gateway": {8000, 8001},
+        "gateway": {8000, 8001, 9090},
         "tokenizer": {50051, 9090},
         "worker": {50051, 9090},
     }

@@ -5,11 +5,32 @@ in seconds; exits 0, or 1 after one sentence.
 """
 
 import json
+import ssl
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
+
+SECRETS = Path("/etc/shoal")  # where the chart mounts what a gateway has
+
+
+def first_key(text: str) -> str:
+    """The first key of a file of `name:key` or `key` lines."""
+    lines = [line.strip() for line in text.splitlines()]
+    entry = next(line for line in lines if line and not line.startswith("#"))
+    return entry.partition(":")[2] or entry
+
+
+def context(secrets: Path) -> ssl.SSLContext:
+    """Trusts the authority beside the gateway's certificate, and shows that certificate."""
+    tls = secrets / "public-tls"
+    if not (tls / "ca.crt").is_file():
+        return ssl.create_default_context()
+    found = ssl.create_default_context(cafile=tls / "ca.crt")
+    found.load_cert_chain(tls / "tls.crt", tls / "tls.key")
+    return found
 
 
 def events(lines: Iterable[bytes]) -> list[str]:
@@ -38,7 +59,7 @@ def check(data: list[str]) -> str:
     return "".join(choice["delta"].get("content") or "" for choice in choices)
 
 
-def main(base_url: str, timeout: float) -> int:
+def main(base_url: str, timeout: float, secrets: Path = SECRETS) -> int:
     """Streams a chat completion of at most 16 tokens from the gateway."""
     body = {
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
@@ -53,7 +74,11 @@ def main(base_url: str, timeout: float) -> int:
         headers={"Content-Type": "application/json"},
     )
     try:
-        with urllib.request.urlopen(request, timeout=timeout) as response:
+        keys = secrets / "api-keys" / "keys"
+        if keys.is_file():
+            request.add_header("Authorization", f"Bearer {first_key(keys.read_text())}")
+        tls = context(secrets) if base_url.startswith("https:") else None
+        with urllib.request.urlopen(request, timeout=timeout, context=tls) as response:
             text = check(events(response))
     except urllib.error.HTTPError as error:
         with error:

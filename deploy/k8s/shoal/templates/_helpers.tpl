@@ -85,6 +85,21 @@ During preStop the pod still takes work, while its removal from the endpoints sp
 {{- end -}}
 {{- end -}}
 
+{{/* The secret with the certificate of a side, internal or public; empty without TLS. Takes {root, side}. */}}
+{{- define "shoal.tlsSecret" -}}
+{{- $tls := index .root.Values.tls .side -}}
+{{- if $tls.existingSecret -}}
+{{- $tls.existingSecret -}}
+{{- else if $tls.issuerRef.name -}}
+{{- printf "%s-%s-tls" (include "shoal.fullname" .root) .side -}}
+{{- end -}}
+{{- end -}}
+
+{{/* http or https, as clients of the gateway must say. */}}
+{{- define "shoal.scheme" -}}
+{{- ternary "https" "http" (ne (include "shoal.tlsSecret" (dict "root" . "side" "public")) "") -}}
+{{- end -}}
+
 {{/* Refuses values that the schema cannot see to be wrong. */}}
 {{- define "shoal.validate" -}}
 {{- $model := .Values.model -}}
@@ -94,6 +109,15 @@ During preStop the pod still takes work, while its removal from the endpoints sp
 {{- end -}}
 {{- if and $model.hub.cache.create $model.hub.cache.existingClaim -}}
 {{- fail "model.hub.cache: either create or existingClaim" -}}
+{{- end -}}
+{{- range $side := list "internal" "public" -}}
+{{- $tls := index $.Values.tls $side -}}
+{{- if and $tls.existingSecret $tls.issuerRef.name -}}
+{{- fail (printf "tls.%s: either existingSecret or issuerRef" $side) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.tls.public.requireClientCertificates (not (include "shoal.tlsSecret" (dict "root" . "side" "public"))) -}}
+{{- fail "tls.public.requireClientCertificates needs tls.public.existingSecret or tls.public.issuerRef" -}}
 {{- end -}}
 {{- $gpus := int .Values.worker.gpu.count -}}
 {{- if and (gt $gpus 0) (ne $gpus (int .Values.worker.tensorParallel)) -}}

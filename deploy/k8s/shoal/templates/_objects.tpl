@@ -27,7 +27,7 @@ spec:
     - name: grpc
       port: 50051
       targetPort: grpc
-      appProtocol: kubernetes.io/h2c
+      appProtocol: {{ ternary "https" "kubernetes.io/h2c" (ne (include "shoal.tlsSecret" (dict "root" .root "side" "internal")) "") }}
     - name: admin
       port: 9090
       targetPort: admin
@@ -54,6 +54,7 @@ spec:
             - {{ include "shoal.listen" (dict "root" .root "port" 50051) | printf "--address=%s" | quote }}
             - {{ include "shoal.listen" (dict "root" .root "port" 9090) | printf "--admin-address=%s" | quote }}
             {{- include "shoal.commonArgs" . | nindent 12 }}
+            {{- include "shoal.securityArgs" . | nindent 12 }}
             {{- include "shoal.modelArgs" . | nindent 12 }}
             {{- with $values.extraArgs }}
             {{- toYaml . | nindent 12 }}
@@ -169,11 +170,12 @@ spec:
       from:
         {{- toYaml . | nindent 8 }}
       {{- end }}
-  {{- if eq .root.Values.model.source "hub" }}
+  {{- $ports := concat (ternary $policy.hubPorts list (eq .root.Values.model.source "hub")) (ternary $policy.otlpPorts list (ne .root.Values.tracing.otlpEndpoint "")) }}
+  {{- if $ports }}
   egress:
     {{- include "shoal.dnsEgress" . | nindent 4 }}
     - ports:
-        {{- range $policy.hubPorts }}
+        {{- range $ports }}
         - {protocol: TCP, port: {{ . }}}
         {{- end }}
   {{- else }}

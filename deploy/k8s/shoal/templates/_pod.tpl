@@ -86,6 +86,77 @@ lifecycle:
 - --drain-timeout={{ .root.Values.drainSeconds }}
 - --log-level={{ .root.Values.log.level }}
 - --log-format={{ .root.Values.log.format }}
+{{- with .root.Values.tracing.otlpEndpoint }}
+- {{ printf "--otlp-endpoint=%s" . | quote }}
+{{- end }}
+{{- end -}}
+
+{{/*
+What a pod proves itself with. The services behind the gateway listen with the internal
+certificate and ask for one; the gateway shows it to them, and listens with the public one.
+*/}}
+{{- define "shoal.securityArgs" -}}
+{{- $prefix := ternary "--peer-tls" "--tls" (eq .service "gateway") -}}
+{{- if include "shoal.tlsSecret" (dict "root" .root "side" "internal") }}
+- {{ $prefix }}-cert=/etc/shoal/internal-tls/tls.crt
+- {{ $prefix }}-key=/etc/shoal/internal-tls/tls.key
+- {{ $prefix }}-ca=/etc/shoal/internal-tls/ca.crt
+{{- if eq .service "gateway" }}
+- {{ printf "--peer-tls-server-name=%s" .root.Values.tls.internal.serverName | quote }}
+{{- end }}
+{{- end }}
+{{- if eq .service "gateway" }}
+{{- if include "shoal.tlsSecret" (dict "root" .root "side" "public") }}
+- --tls-cert=/etc/shoal/public-tls/tls.crt
+- --tls-key=/etc/shoal/public-tls/tls.key
+{{- if .root.Values.tls.public.requireClientCertificates }}
+- --tls-ca=/etc/shoal/public-tls/ca.crt
+{{- end }}
+{{- end }}
+{{- if .root.Values.apiKeys.existingSecret }}
+- --api-key-file=/etc/shoal/api-keys/keys
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "shoal.securityMounts" -}}
+{{- range $side := list "internal" "public" }}
+{{- if and (or (eq $side "internal") (eq $.service "gateway")) (include "shoal.tlsSecret" (dict "root" $.root "side" $side)) }}
+- name: {{ $side }}-tls
+  mountPath: /etc/shoal/{{ $side }}-tls
+  readOnly: true
+{{- end }}
+{{- end }}
+{{- if and (eq .service "gateway") .root.Values.apiKeys.existingSecret }}
+- name: api-keys
+  mountPath: /etc/shoal/api-keys
+  readOnly: true
+{{- end }}
+{{- end -}}
+
+{{/* Mounted whole, so that a changed secret reaches the process, which reads it again. */}}
+{{- define "shoal.securityVolumes" -}}
+{{- range $side := list "internal" "public" }}
+{{- $secret := include "shoal.tlsSecret" (dict "root" $.root "side" $side) }}
+{{- if and $secret (or (eq $side "internal") (eq $.service "gateway")) }}
+- name: {{ $side }}-tls
+  secret:
+    secretName: {{ $secret }}
+    defaultMode: 0440
+{{- end }}
+{{- end }}
+{{- if eq .service "gateway" }}
+{{- with .root.Values.apiKeys }}
+{{- if .existingSecret }}
+- name: api-keys
+  secret:
+    secretName: {{ .existingSecret }}
+    defaultMode: 0440
+    items:
+      - {key: {{ .key }}, path: keys}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{/* The service's `config` as environment variables, and `extraEnv`. */}}
@@ -102,7 +173,7 @@ lifecycle:
 {{- end -}}
 
 {{/*
-Probes of a gRPC service. Start-up and readiness ask whether the model is loaded and the engine
+Probes of a service. They ask the admin port where TLS keeps the kubelet out of the others. Start-up and readiness ask whether the model is loaded and the engine
 makes steps; liveness asks only whether the process is worth keeping, so that a pod that loads
 or drains is not restarted.
 */}}
@@ -120,7 +191,7 @@ readinessProbe:
 livenessProbe:
   httpGet:
     path: /livez
-    port: {{ ternary "http" "admin" (eq .service "gateway") }}
+    port: admin
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 6
@@ -131,8 +202,8 @@ livenessProbe:
 # Itself and not draining: a lost worker must not empty the Service.
 httpGet:
   path: /readyz?scope=gateway
-  port: http
-{{- else if eq .root.Values.probes.type "grpc" -}}
+  port: admin
+{{- else if and (eq .root.Values.probes.type "grpc") (not (include "shoal.tlsSecret" (dict "root" .root "side" "internal"))) -}}
 grpc:
   port: 50051
 {{- else -}}
@@ -182,6 +253,7 @@ httpGet:
 {{- define "shoal.volumeMounts" -}}
 - name: tmp
   mountPath: /tmp
+{{- include "shoal.securityMounts" . }}
 {{- if eq .root.Values.model.source "hub" }}
 - name: hub-cache
   mountPath: /var/cache/huggingface
@@ -196,6 +268,7 @@ httpGet:
 {{- define "shoal.volumes" -}}
 - name: tmp
   emptyDir: {}
+{{- include "shoal.securityVolumes" . }}
 {{- with .root.Values.model }}
 {{- if eq .source "hub" }}
 - name: hub-cache
