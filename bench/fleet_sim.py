@@ -38,7 +38,7 @@ _WARM_TOKENS = 4
 class SimConfig:
     """Which fleets are measured, and how long."""
 
-    workers: tuple[str, ...] = option(("2", "8", "16", "32", "64"), "numbers of workers")
+    workers: tuple[str, ...] = option(("2", "8", "32", "64"), "numbers of workers")
     gateways: tuple[str, ...] = option(("1", "2", "4", "8"), "numbers of gateways")
     rows: tuple[str, ...] = option(
         ("1", "4", "16"), "requests that each gateway has at each worker: rows in a frame"
@@ -51,9 +51,8 @@ class SimConfig:
     output: str = option("", "file for the points, as JSON")
 
 
-async def measure(config: SimConfig) -> list[Point]:
-    """Every point of the grid."""
-    points = []
+async def measure(config: SimConfig, points: list[Point]) -> None:
+    """Adds every point of the grid to `points`, as soon as it is measured."""
     sizes = itertools.product(map(int, config.workers), map(int, config.gateways))
     for workers, gateways in sizes:
         async with _fleet(config, workers, gateways) as fleet:
@@ -64,8 +63,10 @@ async def measure(config: SimConfig) -> list[Point]:
                 streams = rows * workers * gateways
                 if streams <= config.max_streams:
                     points.append(await fleet.measure(streams, config.steps, at_once=streams))
-                    print(f"{len(points)} points", file=sys.stderr, flush=True)
-    return points
+            print(f"{len(points)} points", file=sys.stderr, flush=True)
+            if config.output:
+                text = json.dumps([point.as_json() for point in points])
+                await asyncio.to_thread(Path(config.output).write_text, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,10 +227,16 @@ def main(argv: list[str]) -> None:
     config = parse(SimConfig, argv, prog="bench.fleet_sim", description=__doc__ or "")
 
     async def run(stop: asyncio.Event) -> None:
-        points = await measure(config)
-        if config.output:
-            text = json.dumps([point.as_json() for point in points])
-            await asyncio.to_thread(Path(config.output).write_text, text)
+        points: list[Point] = []
+        work = asyncio.create_task(measure(config, points))
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait([work, stopped], return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if work.done():
+            work.result()
+        else:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
         print(report(points, fit(points)))
 
     process.run(run)

@@ -53,7 +53,8 @@ async def test_a_small_fleet_is_measured() -> None:
         short_requests=10,
         idle_seconds=0.5,
     )
-    points = await measure(config)
+    points: list[Point] = []
+    await measure(config, points)
     assert [point.tokens for point in points] == [0, 10, 12, 48]
     assert all(spent > 0 for point in points for spent in point.cpu.values())
     text = report(points, fit(points))

@@ -37,6 +37,16 @@ class Shape:
     worker_flags: tuple[str, ...] = ("--engine=fake", "--fake-step-ms=10")
     gateway_flags: tuple[str, ...] = ()
 
+    def flags(self, role: Role, index: int) -> list[str]:
+        """Of an instance behind the gateways. Of several workers the last hands its requests
+        over when it drains; the others finish them."""
+        flags = [f"--model={self.model}"] if self.model else []
+        if role == "worker":
+            flags += self.worker_flags
+            if 0 < index == self.workers - 1:
+                flags.append("--drain=handoff")
+        return flags
+
     def count(self, role: Role) -> int:
         counts: dict[Role, int] = {
             "worker": self.workers,
@@ -52,11 +62,8 @@ class Fleet:
 
     def __init__(self, shape: Shape, directory: Path, rng: random.Random) -> None:
         self.shape = shape
-        model = [f"--model={shape.model}"] if shape.model else []
         self.behind = [
-            Instance(
-                role, index, directory, [*model, *(shape.worker_flags if role == "worker" else ())]
-            )
+            Instance(role, index, directory, shape.flags(role, index))
             for role in _BEHIND
             for index in range(shape.count(role))
         ]

@@ -44,11 +44,19 @@ class Report:
             + (", ".join(f"{n} x {status}" for status, n in sorted(tally.refused.items())) or "0")
             + f"; connections not taken by a gateway going away: {tally.door_closed}",
             f"clients: {', '.join(f'{n} {kind}' for kind, n in sorted(tally.manners.items()))}",
+            self._pause_line(),
             f"faults: {len(self.faults)}",
             *self._fault_lines(),
             *self.notes,
         ]
         return "\n".join(lines)
+
+    def _pause_line(self) -> str:
+        pauses = [end - start for start, end in self.tally.gaps]
+        return (
+            f"silences of over 0.1 s inside answers: {len(pauses)},"
+            f" p50 {percentile(pauses, 50):.2f} s, p99 {percentile(pauses, 99):.2f} s"
+        )
 
     def _fault_lines(self) -> list[str]:
         """A line a kind: how often, and the longest silence around each fault."""

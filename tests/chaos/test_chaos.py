@@ -48,14 +48,17 @@ async def test_every_stream_ends_as_if_nothing_had_happened(seed: int, rng: rand
             return have_all_kinds and len(chaos.done) >= _FAULTS and load.tally.streams >= _STREAMS
 
         faults = asyncio.create_task(chaos.run(enough_faults, _MEAN_PAUSE))
-        moves = asyncio.create_task(watch.run())
+        beside = [
+            asyncio.create_task(watch.run()),
+            asyncio.create_task(_tell_progress(load, chaos)),
+        ]
         try:
             await load.run(_CLIENTS, faults.done)
             await faults
         finally:
-            faults.cancel()
-            moves.cancel()
-            await asyncio.gather(faults, moves, return_exceptions=True)
+            for task in (faults, *beside):
+                task.cancel()
+            await asyncio.gather(faults, *beside, return_exceptions=True)
         await fleet.ready()
         await leftovers.nothing_held(fleet)
         await leftovers.back_to(baseline, fleet)
@@ -69,6 +72,17 @@ async def test_every_stream_ends_as_if_nothing_had_happened(seed: int, rng: rand
     assert len(chaos.done) >= _FAULTS
     assert watch.totals["worker"] > 0
     assert watch.totals["detokenizer"] > 0
+
+
+async def _tell_progress(load: Load, chaos: Chaos) -> None:
+    """Says every half minute how far it is."""
+    while True:
+        await asyncio.sleep(30)
+        tally = load.tally
+        print(
+            f"{tally.streams} streams, {len(chaos.done)} faults, {len(tally.problems)} wrong",
+            flush=True,
+        )
 
 
 def _keep(report: str) -> None:

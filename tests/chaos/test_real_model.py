@@ -24,7 +24,7 @@ from tests.chaos.fleet import Fleet, Shape, running_fleet
 torch = pytest.importorskip("torch")
 
 MARGIN = 1e-3  # float32 scores
-_REQUESTS = 40 if FULL else 6
+_REQUESTS = 24 if FULL else 6
 _FAULTS = 30 if FULL else 3
 _TOKENS = 64 if FULL else 40
 _CLIENTS = 6
