@@ -13,7 +13,7 @@ SETUP = PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" tools/setup.sh
 RUN_READY := .venv/.ready-run
 DEV_READY := .venv/.ready-dev
 
-.PHONY: help run chat test lint format protos baseline bench chaos fleet-sim check-all clean
+.PHONY: help run chat test lint format protos baseline bench bench-engine chaos fleet-sim test-gpu bench-gpu check-cuda-build check-all clean
 .DEFAULT_GOAL := help
 
 help: ## list the tasks
@@ -53,6 +53,18 @@ fleet-sim: $(RUN_READY) ## what a fleet costs from 2 to 64 workers, and what tha
 
 chaos: $(DEV_READY) ## 500 faults over 5,000 streams (SHOAL_CHAOS_SEED=N repeats the draw of N)
 	@SHOAL_FULL=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -s tests/chaos $(ARGS)
+
+test-gpu: $(DEV_READY) ## run the tests that need a GPU
+	@SHOAL_TEST_GPU=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/gpu $(ARGS)
+
+bench-gpu: $(RUN_READY) ## check and time the CUDA path on a GPU (ARGS="--json gpu.json")
+	@$(BIN)/python -m bench.gpu $(ARGS)
+
+check-cuda-build: $(DEV_READY) ## build FlashInfer's modules with nvcc, without a GPU (an hour)
+	@SHOAL_CHECK_CUDA_BUILD=1 $(BIN)/python -m pytest tests/worker/attention/test_flashinfer_build.py $(ARGS)
+
+bench-engine: $(RUN_READY) ## measure the engine's choices with the embedded model (ARGS="--rounds 3")
+	@$(BIN)/python -m bench.engine $(ARGS)
 
 check-all: lint ## everything that CI checks, and the slow suites in full
 	@SHOAL_FULL=1 SHOAL_STATEFUL_EXAMPLES=10 $(MAKE) --no-print-directory test
