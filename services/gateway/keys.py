@@ -91,12 +91,18 @@ class KeyRing:
             entries += from_file
         names: dict[bytes, str] = {}
         for position, entry in enumerate(entries, 1):
-            named = _NAMED.fullmatch(entry)
-            name, key = named.groups() if named else (f"key-{position}", entry)
+            name, key = split_entry(entry)
+            name = name or f"key-{position}"
             if not key.isascii() or not key.isprintable() or " " in key:
                 raise StartupError(f"API key number {position} has a character no header carries")
             names[_digest(key)] = name
         return names
+
+
+def split_entry(entry: str) -> tuple[str, str]:
+    """The name, empty if there is none, and the key of an entry."""
+    named = _NAMED.fullmatch(entry)
+    return (named.group(1), named.group(2)) if named else ("", entry)
 
 
 def _read(path: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -57,3 +58,25 @@ async def test_an_address_in_use_is_a_startup_error() -> None:
         with pytest.raises(StartupError, match=address):
             async with serve_admin(address, app):
                 pass
+
+
+@pytest.mark.parametrize(
+    ("client", "status"),
+    [
+        (("127.0.0.1", 5), 200),
+        (("::1", 5), 200),
+        (("", 0), 200),  # a unix socket
+        (("10.0.0.7", 5), 403),
+        (("not an address", 5), 403),
+    ],
+)
+async def test_only_this_machine_changes_the_level(client: tuple[str, int], status: int) -> None:
+    before = logging.getLogger().level
+    app = build_app(CollectorRegistry(), ready=lambda: True, alive=lambda: True)
+    transport = httpx.ASGITransport(app, client=client)
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://admin") as http:
+            assert (await http.post("/loglevel?level=error")).status_code == status
+            assert ((await http.get("/loglevel")).text == "error\n") == (status == 200)
+    finally:
+        logging.getLogger().setLevel(before)

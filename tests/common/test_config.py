@@ -18,6 +18,7 @@ from services.common.config import (
     flag_name,
     option,
     parse,
+    secret_environment,
     share,
     to_argv,
 )
@@ -165,3 +166,24 @@ def test_a_borrowed_field_has_the_lenders_default_help_and_choices() -> None:
 @pytest.mark.parametrize("cls", CONFIGS)
 def test_hints_resolve(cls: type[Any]) -> None:
     assert set(typing.get_type_hints(cls)) == {field.name for field in dataclasses.fields(cls)}
+
+
+@dataclass(frozen=True)
+class Secretive:
+    keys: tuple[str, ...] = option((), "keys", secret=True)
+    names: tuple[str, ...] = option((), "names")
+
+
+def test_a_list_may_be_repeated_and_take_commas() -> None:
+    argv = ["--names=a,b", "--names", "c", "--keys=k"]
+    assert parse(Secretive, argv, prog="p", description="d") == Secretive(("k",), ("a", "b", "c"))
+
+
+def test_secrets_reach_a_child_by_its_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Secretive(("k-1", "k-2"), ("a",))
+    assert to_argv(config) == ["--names=a"]
+    assert "k-1" not in repr(config)
+    for name, value in secret_environment(config).items():
+        monkeypatch.setenv(name, value)
+    assert parse(Secretive, to_argv(config), prog="p", description="d") == config
+    assert secret_environment(Secretive()) == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Iterator
@@ -68,3 +69,39 @@ def test_the_level_holds_and_chatty_libraries_are_quiet(
     logging.getLogger("x").debug("hidden")
     logging.getLogger("httpx").info("hidden")
     assert capsys.readouterr().err == ""
+
+
+async def test_bound_fields_are_in_every_line_of_a_task_and_its_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logs.setup("test", format="json")
+
+    async def work(name: str) -> None:
+        logs.bind(request_id=name, trace_id="")
+        log = logging.getLogger("test")
+        log.info("one")
+        await asyncio.create_task(asyncio.to_thread(log.info, "two"))
+        log.info("three", extra={"request_id": "told"})
+
+    await asyncio.gather(work("a"), work("b"))
+    logging.getLogger("test").info("outside")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    found = sorted((line["message"], line.get("request_id", "")) for line in lines)
+    assert found == [
+        *(("one", "a"), ("one", "b"), ("outside", "")),
+        *(("three", "told"), ("three", "told"), ("two", "a"), ("two", "b")),
+    ]
+    assert not [line for line in lines if "trace_id" in line]
+
+
+def test_the_level_changes_at_run_time(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup("test", format="json", level="warning")
+    log = logging.getLogger("test")
+    log.info("unseen")
+    logs.set_level("info")
+    log.info("seen")
+    assert logs.current_level() == "info"
+    assert logging.getLogger("httpx").getEffectiveLevel() == logging.WARNING
+    assert [json.loads(line)["message"] for line in capsys.readouterr().err.splitlines()] == [
+        "seen"
+    ]

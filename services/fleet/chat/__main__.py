@@ -17,6 +17,7 @@ from services.fleet.chat.client import ChatClient, ChatError
 from services.fleet.chat.config import DEFAULT_URL, ChatConfig
 from services.fleet.chat.lines import open_lines
 from services.fleet.chat.shell import HELP, Shell
+from services.gateway.keys import split_entry
 
 
 def main(argv: Sequence[str]) -> NoReturn:
@@ -36,7 +37,7 @@ def main(argv: Sequence[str]) -> NoReturn:
 
 async def chat(config: ChatConfig) -> int:
     """Runs the whole chat and returns the exit status."""
-    async with _server(config) as (url, name), ChatClient(url) as client:
+    async with _server(config) as (url, name), client_of(config, url) as client:
         model = name or next(iter(await client.models()), "")
         shell = Shell(client, model, config)
         if config.prompt:
@@ -54,7 +55,7 @@ async def _server(config: ChatConfig) -> AsyncIterator[tuple[str, str]]:
     A fleet of our own lives as long as the context.
     """
     url = config.url or DEFAULT_URL
-    if await _answers(url):
+    if await _answers(config, url):
         yield url, config.model
         return
     if config.url:
@@ -77,8 +78,14 @@ async def _server(config: ChatConfig) -> AsyncIterator[tuple[str, str]]:
         yield fleet.url, fleet.model
 
 
-async def _answers(url: str) -> bool:
-    async with ChatClient(url) as client:
+def client_of(config: ChatConfig, url: str) -> ChatClient:
+    """A client of the server at `url`."""
+    _, key = split_entry(config.api_key[0] if config.api_key else "")
+    return ChatClient(url, key, config.tls_ca)
+
+
+async def _answers(config: ChatConfig, url: str) -> bool:
+    async with client_of(config, url) as client:
         try:
             await client.models()
         except httpx.TransportError:

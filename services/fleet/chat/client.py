@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any
 
 import httpx
+
+from services.common.errors import StartupError
 
 Turn = dict[str, str]  # {"role": ..., "content": ...}
 
@@ -22,10 +25,12 @@ class ChatError(Exception):
 class ChatClient:
     """Talks to one server at `url`, the base that ends in /v1."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, api_key: str = "", ca: str = "") -> None:
+        """Raises StartupError if `ca`, a file of authorities, cannot be used."""
         self._url = url.rstrip("/")
         timeout = httpx.Timeout(None, connect=_CONNECT_SECONDS)
-        self._http = httpx.AsyncClient(timeout=timeout)
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._http = httpx.AsyncClient(timeout=timeout, headers=headers, verify=_trust(ca))
 
     async def models(self) -> list[str]:
         """The names of the served models.
@@ -82,6 +87,13 @@ class ChatClient:
         trace: TracebackType | None,
     ) -> None:
         await self._http.aclose()
+
+
+def _trust(ca: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca or None)
+    except OSError as error:
+        raise StartupError(f"cannot use --tls-ca {ca}: {error.strerror or error}")
 
 
 async def _events(response: httpx.Response) -> AsyncGenerator[str, None]:

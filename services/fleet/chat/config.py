@@ -23,6 +23,17 @@ class ChatConfig:
         "model to ask; default: the first one served. For a fleet of its own: the model to serve,"
         " as --model of `shoal serve`",
     )
+    api_key: tuple[str, ...] = option(
+        (),
+        "key to send; of several, as SHOAL_API_KEY may have, the first",
+        metavar="KEY",
+        secret=True,
+    )
+    tls_ca: str = option(
+        "",
+        "authorities (PEM) that may have signed the server's certificate; default: the system's",
+        metavar="FILE",
+    )
     system: str = option("", "system message of the conversation")
     temperature: float | None = option(None, "0 is greedy; default: the server's")
     max_tokens: int | None = option(None, "the most tokens of an answer; default: the server's")
