@@ -49,6 +49,14 @@ def test_openai_sdk(fleet: ServedFleet) -> None:
     assert done.stdout == _block("text", "Paris")
 
 
+def test_a_tool_call(fleet: ServedFleet) -> None:
+    program = _block("python", "tool_choice").replace(ROOT, fleet.url)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == _block("text", "weather")
+
+
 def test_chat_shell(fleet: ServedFleet) -> None:
     command = _block("sh", "shoal chat").replace(ROOT, fleet.url)
     words = command.replace(".venv/bin/shoal", f"{sys.executable} -m services").split()

@@ -44,7 +44,10 @@ class ChatAnswer:
 
     def __init__(self, options: ChatOptions, gateway: Gateway, generation: FanOut) -> None:
         self._gateway = gateway
-        self._options = options
+        self._model = options.model
+        self._logprobs = options.logprobs
+        self._token_ids = options.token_ids
+        self._usage = options.usage
         self._prompt_token_ids = generation.generations[0].prompt_token_ids
         name = "chat.completion.chunk" if options.stream else "chat.completion"
         self._head = Head.new("chatcmpl", name, gateway, options.model)
@@ -64,7 +67,7 @@ class ChatAnswer:
             content = self._delta(chunk.index) + b'{"content":'
             self._content[chunk.index] = content
             before = self._role_event(chunk.index)
-        details = chunk.logprobs or (self._options.token_ids and chunk.token_ids)
+        details = chunk.logprobs or (self._token_ids and chunk.token_ids)
         if details:
             before += content + json_text(chunk.text) + await self._detailed_end(chunk)
         elif chunk.text:
@@ -74,7 +77,7 @@ class ChatAnswer:
         return before
 
     def last_events(self, usage: Usage) -> bytes:
-        if not self._options.usage:
+        if not self._usage:
             return DONE
         return usage_event(self._event, self._usage_fields(usage)) + DONE
 
@@ -85,7 +88,7 @@ class ChatAnswer:
         answer = self._head.fields()
         answer["choices"] = [await self._choice(choice) for choice in choices]
         answer["usage"] = self._usage_fields(usage)
-        if self._options.token_ids:
+        if self._token_ids:
             answer["prompt_token_ids"] = list(self._prompt_token_ids)
         return msgspec.json.encode(answer)
 
@@ -98,10 +101,10 @@ class ChatAnswer:
             "finish_reason": finish_reason,
             "stop_reason": choice.stop_reason,
         }
-        if self._options.logprobs:
-            content = await chat_logprobs(self._gateway, self._options.model, choice.logprobs)
+        if self._logprobs:
+            content = await chat_logprobs(self._gateway, self._model, choice.logprobs)
             fields["logprobs"] = {"content": content, "refusal": None}
-        if self._options.token_ids:
+        if self._token_ids:
             fields["token_ids"] = choice.token_ids
         return fields
 
@@ -118,7 +121,7 @@ class ChatAnswer:
 
     def _role_event(self, index: int) -> bytes:
         end = self._text_end
-        if self._options.token_ids:
+        if self._token_ids:
             ids = msgspec.json.encode(list(self._prompt_token_ids))
             end = end.replace(b"}]", b'}],"prompt_token_ids":' + ids, 1)
         return self._delta(index) + b'{"role":"assistant","content":""' + end
@@ -126,9 +129,9 @@ class ChatAnswer:
     async def _detailed_end(self, chunk: Chunk) -> bytes:
         end = b'},"logprobs":null'
         if chunk.logprobs:
-            content = await chat_logprobs(self._gateway, self._options.model, chunk.logprobs)
+            content = await chat_logprobs(self._gateway, self._model, chunk.logprobs)
             end = b'},"logprobs":' + msgspec.json.encode({"content": content, "refusal": None})
-        if self._options.token_ids:
+        if self._token_ids:
             end += b',"token_ids":' + msgspec.json.encode(list(chunk.token_ids))
         return end + b',"finish_reason":null}]' + self._end
 
@@ -167,7 +170,7 @@ class ParsedChatAnswer(ChatAnswer):
             pieces = [*pieces, *parser.finish()]
         deltas = [delta_fields(piece) for piece in pieces]
         start = self._delta(chunk.index)
-        if chunk.logprobs or (self._options.token_ids and chunk.token_ids):
+        if chunk.logprobs or (self._token_ids and chunk.token_ids):
             first = deltas.pop(0) if deltas else {"content": ""}
             before += start + _open_object(first) + await self._detailed_end(chunk)
         for delta in deltas:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -73,6 +73,13 @@ class ToolCallParser:
         self._scanned = 0  # of the buffer
         self._in_tail = False  # past its first character
         self._out: list[Piece] = []
+        self._steps: Mapping[State, Callable[[], bool]] = {
+            "text": self._step_text,
+            "head": self._step_head,
+            "arguments": self._step_arguments,
+            "tail": self._step_tail,
+            "closing": self._step_closing,
+        }
 
     @property
     def in_call(self) -> bool:
@@ -81,14 +88,7 @@ class ToolCallParser:
 
     def feed(self, text: str) -> Sequence[Piece]:
         self._buffer += text
-        steps = {
-            "text": self._step_text,
-            "head": self._step_head,
-            "arguments": self._step_arguments,
-            "tail": self._step_tail,
-            "closing": self._step_closing,
-        }
-        while steps[self._state]():
+        while self._steps[self._state]():
             pass
         out, self._out = self._out, []
         return out
