@@ -24,6 +24,7 @@ from services.worker.engine.devices import (
     choose_dtype,
     on_stream,
 )
+from services.worker.engine.group import Leader
 from services.worker.engine.sampler import Sampler
 from services.worker.engine.steps import StepRunner
 from services.worker.engine.thread import EngineThread
@@ -127,13 +128,13 @@ def _build(
         )
         sampler = Sampler(config.max_running_requests, shape.vocab_size, device=device)
         steps = StepRunner(builder.runner(pages, progress), sampler, parallel)
-        return CudaEngine(info, steps.launch, thread, stream, ExitStack())
+        return CudaEngine(info, steps.launch, thread, stream, Leader([]), ExitStack())
 
 
 @torch.inference_mode()
 def _fill(model: Decoder, device: torch.device) -> None:
     """Fills a model on the device, the same at each call; wide, so that choices are far apart."""
-    generator = torch.Generator(device).manual_seed(7)
+    torch.manual_seed(7)  # of every device
     for layer in model.modules():
         if not isinstance(layer, Loadable):
             continue
@@ -142,7 +143,7 @@ def _fill(model: Decoder, device: torch.device) -> None:
             if isinstance(layer, RmsNorm):
                 parameter.fill_(1.0)
             else:
-                parameter.normal_(0, 2 * parameter.shape[-1] ** -0.5, generator=generator)
+                parameter.normal_(0, 2 * parameter.shape[-1] ** -0.5)
         layer.prepare()
 
 
