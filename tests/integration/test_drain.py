@@ -13,13 +13,13 @@ import pytest
 
 from tests.integration.served import ServedFleet, eventually
 
-TOKENS = 400
+TOKENS = 600
 
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[ServedFleet]:
     with ServedFleet(
-        *("--engine", "fake", "--model", "byte", "--fake-step-ms", "10", "--workers", "2"),
+        *("--engine", "fake", "--model", "byte", "--fake-step-ms", "5", "--workers", "2"),
         *("--detokenizers", "2", "--drain", "handoff", "--drain-timeout", "120"),
     ) as served:
         yield served

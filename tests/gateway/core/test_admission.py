@@ -139,7 +139,7 @@ async def test_a_full_queue_refuses_at_once_and_recovers_wholly(tmp_path: Path) 
 
         async def attempt(number: int) -> None:
             try:
-                await finish(core, of("a", number, max_tokens=50), order)
+                await finish(core, of("a", number, max_tokens=20), order)
             except Overloaded as error:
                 assert not order, "a refusal came after a whole generation"
                 refusals.append(error)

@@ -112,9 +112,10 @@ def test_cold_gateways_agree_and_distinct_prefixes_spread() -> None:
     views = [View(f"10.0.0.{i}:50051") for i in range(10)]
     counts: Counter[str] = Counter()
     for _ in range(500):
-        prompt = rng.choices(range(30_000), k=100)
+        prompt = rng.choices(range(30_000), k=200)
         one = prefix_policy().choose(views, prompt, "")
-        two = prefix_policy().choose(list(reversed(views)), [*prompt[:64], 7], "")
+        alike = [*prompt[:64], *rng.choices(range(30_000), k=200)]
+        two = prefix_policy().choose(list(reversed(views)), alike, "")
         assert one is two
         counts[one.address] += 1
     assert len(counts) == 10
