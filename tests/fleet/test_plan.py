@@ -99,7 +99,8 @@ def test_each_service_gets_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_several_gateways_share_the_ports_and_keep_apart_what_is_theirs() -> None:
     specs = plan_fleet(FleetConfig(gateways=2, port=8000), RUN)
-    gateways = [_read(GatewayConfig, spec) for spec in specs if spec.role == "gateway"]
+    read = [_read(GatewayConfig, spec) for spec in specs if spec.role == "gateway"]
+    gateways = [config for config in read if isinstance(config, GatewayConfig)]
     assert [spec.name for spec in specs[:2]] == ["gateway-0", "gateway-1"]
     assert [gateway.gateway_id for gateway in gateways] == ["gateway-0", "gateway-1"]
     assert all(gateway.reuse_port and gateway.port == 8000 for gateway in gateways)

@@ -110,13 +110,11 @@ async def test_a_unary_generation_ends_with_what_it_has(tmp_path: Path) -> None:
         submit = worker_pb2.Submit(prompt_ids=[1, 2])
         submit.sampling.max_tokens = 20_000
         call = running.stub.Generate(worker_pb2.WorkerGenerateRequest(submit=submit))
-        received: list[int] = []
+        answers = aiter(call)
+        assert (await anext(answers)).token_ids
+        await running.stub.Drain(worker_pb2.DrainRequest())
         with pytest.raises(grpc.aio.AioRpcError) as error:
-            async for answer in call:
-                if not received:
-                    await running.stub.Drain(worker_pb2.DrainRequest())
-                received += answer.token_ids
-        assert received
+            [answer async for answer in answers]
         assert error.value.code() is grpc.StatusCode.UNAVAILABLE
         assert running.process.returncode is None  # the RPC alone does not end it
 
