@@ -6,26 +6,24 @@ Nothing here knows of generations or of the OpenAI API.
 from __future__ import annotations
 
 import asyncio
-import re
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.common import logs
 from services.common.errors import Cancelled, InvalidRequest, TooLarge, Unauthenticated
+from services.gateway.json_depth import DepthGauge
 from services.gateway.keys import KeyRing
 from services.gateway.openai.errors import error_response
 
 _REQUEST_ID = "x-request-id"
 _MAX_REQUEST_ID = 256
 _OPEN_PATHS = frozenset(("/livez", "/readyz", "/health"))  # for probes, which have no keys
-_JSON_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ async def read_body(scope: Scope, receive: Receive, limits: BodyLimits) -> bytes
         InvalidRequest: if it is nested too deeply.
         Cancelled: if the client leaves before the end.
     """
-    limit = limits.max_bytes
+    limit, depth = limits.max_bytes, _DepthLimit(limits.max_depth)
     announced = Headers(scope=scope).get("content-length", "")
     if announced.isdigit() and int(announced[:20]) > limit:
         raise _too_large(limit)
@@ -59,20 +57,34 @@ async def read_body(scope: Scope, receive: Receive, limits: BodyLimits) -> bytes
         if size > limit:
             raise _too_large(limit)
         pieces.append(piece)
+        await depth.check(pieces)
         if not message.get("more_body", False):
-            body = b"".join(pieces)
-            _check_depth(body, limits.max_depth)
-            return body
+            return b"".join(pieces)
 
 
-def _check_depth(body: bytes, limit: int) -> None:
-    """Raises InvalidRequest; what is no JSON is left to whoever reads it."""
-    if body.count(b"[") + body.count(b"{") <= limit:
-        return  # as almost every body
-    text = np.frombuffer(_JSON_STRING.sub(b"", body), np.uint8) | 0x20  # [ becomes {, ] }
-    steps = (text == ord("{")).astype(np.int8) - (text == ord("}"))
-    if steps.size and np.cumsum(steps, dtype=np.int32).max() > limit:
-        raise InvalidRequest(f"the body is nested more than {limit} deep")
+class _DepthLimit:
+    """Raises InvalidRequest for a body that is too deep, once enough of it has come.
+
+    Almost no body has more brackets than it may be deep, and is looked at any closer.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._num_open = 0
+        self._gauge: DepthGauge | None = None
+
+    async def check(self, pieces: Sequence[bytes]) -> None:
+        """Takes in the last of the pieces; all of them are those so far."""
+        self._num_open += pieces[-1].count(b"[") + pieces[-1].count(b"{")
+        if self._num_open <= self._limit:
+            return
+        unseen = pieces[-1:] if self._gauge else pieces
+        self._gauge = self._gauge or DepthGauge()
+        for piece in unseen:
+            self._gauge.feed(piece)
+            await asyncio.sleep(0)  # the others' turn
+        if self._gauge.deepest > self._limit:
+            raise InvalidRequest(f"the body is nested more than {self._limit} deep")
 
 
 def _too_large(limit: int) -> TooLarge:
