@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def test_hadolint_is_content() -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("target", ["gateway", "tokenizer", "worker-cpu"])
+@pytest.mark.parametrize("target", ["gateway", "tokenizer", "worker-cpu", "worker-cuda"])
 def test_images_run_without_rights_and_without_a_compiler(target: str) -> None:
     stage = _stages()[target]
     assert "USER 10001:10001" in stage
@@ -51,7 +52,7 @@ def test_only_the_worker_has_torch(target: str) -> None:
     assert "torch" not in _stages()[target]
 
 
-@pytest.mark.parametrize("target", ["build-tokenizer", "build-worker-cpu"])
+@pytest.mark.parametrize("target", ["build-tokenizer", "build-worker-cpu", "build-worker-cuda"])
 def test_the_embedded_model_is_the_one_that_shoal_names(target: str) -> None:
     version = EMBEDDED_INSTALL.rpartition(" ")[2]
     assert f"ARG EMBEDDED_MODEL={version}" in _stages()[target]
@@ -60,6 +61,21 @@ def test_the_embedded_model_is_the_one_that_shoal_names(target: str) -> None:
 @pytest.mark.parametrize("target", ["build-gateway", "build-tokenizer", "build-worker-cpu"])
 def test_traces_need_no_other_image(target: str) -> None:
     assert ",otel]'" in _stages()[target]
+
+
+def test_the_cuda_image_has_what_the_cuda_extra_names_and_builds_its_kernels() -> None:
+    build, image = _stages()["build-worker-cuda"], _stages()["worker-cuda"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (flashinfer,) = [
+        name for name in project["optional-dependencies"]["cuda"] if name.startswith("flashinfer")
+    ]
+    assert flashinfer in build
+    assert "services.worker.attention.flashinfer_build --install" in build
+    assert "nvcc" not in image
+    assert "SHOAL_DEVICE=cuda" in image
+    locked = (ROOT / "constraints-cuda.txt").read_text().splitlines()
+    assert flashinfer in locked
+    assert "-c constraints.txt" in locked
 
 
 def test_the_user_and_ports_are_those_of_the_chart(helm: Helm, default: Render) -> None:
