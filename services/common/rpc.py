@@ -184,16 +184,30 @@ class Outbox(Generic[M]):
     async def run(self, write: Callable[[M], Awaitable[None]]) -> None:
         """Writes until `write` raises or the task is cancelled."""
         while True:
-            if not self._dirty.is_set():
-                try:
-                    beat = HEARTBEAT_SECONDS if self._busy() else IDLE_HEARTBEAT_SECONDS
-                    async with asyncio.timeout(beat):
-                        await self._dirty.wait()
-                except TimeoutError:
-                    await write(self._new())
-                    continue
+            if not self._dirty.is_set() and await self._is_silent():
+                await write(self._new())
+                continue
             self._dirty.clear()
             message, self.pending = self.pending, self._new()
             await write(message)
             if not self._dirty.is_set():
                 self._idle.set()
+
+    async def _is_silent(self) -> bool:
+        """Waits for news; True when a heartbeat is due first.
+
+        One that becomes busy while it waits beats as a busy one from then on: the other
+        side's patience is shorter from that moment.
+        """
+        silence = 0.0
+        while silence < IDLE_HEARTBEAT_SECONDS:
+            pause = min(HEARTBEAT_SECONDS, IDLE_HEARTBEAT_SECONDS - silence)
+            try:
+                async with asyncio.timeout(pause):
+                    await self._dirty.wait()
+                return False
+            except TimeoutError:
+                silence += pause
+            if self._busy():
+                return True
+        return True

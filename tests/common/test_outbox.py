@@ -102,6 +102,26 @@ async def test_a_busy_session_beats_faster(monkeypatch: pytest.MonkeyPatch) -> N
         assert await wire.written.get() == []
 
 
+async def test_a_session_that_becomes_busy_while_it_is_silent_beats_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rpc, "HEARTBEAT_SECONDS", 0.01)
+    monkeypatch.setattr(rpc, "IDLE_HEARTBEAT_SECONDS", 3600.0)
+    asked = asyncio.Event()
+    busy = False
+
+    def is_busy() -> bool:
+        asked.set()
+        return busy
+
+    outbox, wire = Outbox(Request, busy=is_busy), Wire()
+    async with running(outbox, wire):
+        await asked.wait()
+        assert wire.written.empty()
+        busy = True
+        assert await wire.written.get() == []
+
+
 async def test_a_broken_wire_ends_the_writer() -> None:
     async def broken(message: Request) -> None:
         raise ConnectionError
