@@ -1,7 +1,10 @@
 """The cost of a fleet as a sum of few prices, fitted to what was measured.
 
-    gateway CPU = a requests + b tokens + c frames + d session-seconds      (over all gateways)
-    agent CPU   = a requests + b tokens + c frames + d session-seconds      (over all workers)
+    CPU = a requests + b tokens + c frames + d wakes + e session-seconds + f process-seconds
+
+once for all gateways, and once for the agents of all workers. A frame that finds its reader awake
+costs less than one that wakes it: at r frames a second a process is woken in proportion to the root
+of r, which explains the measured points twice as well as frames alone.
 
 A frame is what one worker sends to one gateway for one step, however many rows it has: with M
 workers, G gateways and s steps a second there are up to M * G * s frames a second, and that
@@ -17,9 +20,16 @@ from typing import Any
 
 import numpy as np
 
+HOSTS = 2  # processes that pretend to be the workers
 ROLES = ("gateway", "worker")
-_PRICED = ("requests", "tokens", "frames", "session_seconds")
-_UNITS = ("us a request", "us a token", "us a frame", "us a second of an open session")
+_UNITS = (
+    "us a request",
+    "us a token",
+    "us a frame",
+    "us a wake",
+    "us a second of an open session",
+    "us a second of a process",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +49,17 @@ class Point:
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    @property
-    def amounts(self) -> list[float]:
+    def amounts(self, role: str) -> list[float]:
         """What is priced, in the order of the prices."""
-        return [float(getattr(self, name)) for name in _PRICED]
+        process_seconds = self.seconds * (self.gateways if role == "gateway" else HOSTS)
+        return [
+            float(self.requests),
+            float(self.tokens),
+            self.frames,
+            math.sqrt(self.frames * process_seconds),
+            self.session_seconds,
+            process_seconds,
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +69,17 @@ class Prices:
     request: float
     token: float
     frame: float
+    wake: float
     session_second: float
+    process_second: float
     median_error: float  # relative
 
     @property
     def vector(self) -> list[float]:
-        return [self.request, self.token, self.frame, self.session_second]
+        return [
+            *(self.request, self.token, self.frame, self.wake),
+            *(self.session_second, self.process_second),
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +103,7 @@ def fit(points: Sequence[Point]) -> dict[str, Prices]:
 
 def _fit_role(points: Sequence[Point], role: str) -> Prices:
     cpu = np.array([point.cpu[role] for point in points])
-    amounts = np.array([point.amounts for point in points]) / cpu[:, None]
+    amounts = np.array([point.amounts(role) for point in points]) / cpu[:, None]
     used = list(range(amounts.shape[1]))
     prices = np.zeros(amounts.shape[1])
     while used:
@@ -91,8 +113,9 @@ def _fit_role(points: Sequence[Point], role: str) -> Prices:
             break
         used.remove(used[int(solved.argmin())])
     errors = np.abs(amounts @ prices - 1)
-    request, token, frame, session_second = prices.tolist()
-    return Prices(request, token, frame, session_second, float(np.median(errors)))
+    request, token, frame, wake, session_second, process_second = prices.tolist()
+    error = float(np.median(errors))
+    return Prices(request, token, frame, wake, session_second, process_second, error)
 
 
 def gateways_needed(prices: Prices, target: Target, *, utilisation: float = 0.6) -> float:
@@ -108,7 +131,8 @@ def gateways_needed(prices: Prices, target: Target, *, utilisation: float = 0.6)
         viewers = min(max(1.0, count * target.subset / target.workers), target.running)
         frames = target.workers * target.steps * viewers
         sessions = count * min(target.subset, target.workers)
-        cpu = np.dot(prices.vector, [requests, tokens, frames, sessions])
+        wakes = math.sqrt(frames * count)
+        cpu = np.dot(prices.vector, [requests, tokens, frames, wakes, sessions, count])
         needed = math.ceil(float(cpu) / utilisation)
         if needed <= count:
             return count
@@ -122,7 +146,9 @@ def agent_share(prices: Prices, target: Target, gateways: float) -> float:
     tokens = target.running * target.steps
     viewers = min(max(1.0, gateways * target.subset / target.workers), target.running)
     sessions = max(1.0, gateways * target.subset / target.workers)
-    amounts = [tokens / target.tokens_per_request, tokens, target.steps * viewers, sessions]
+    frames = target.steps * viewers
+    requests = tokens / target.tokens_per_request
+    amounts = [requests, tokens, frames, math.sqrt(frames), sessions, 1.0]
     return float(np.dot(prices.vector, amounts))
 
 
@@ -171,7 +197,7 @@ def _predictions(prices: dict[str, Prices]) -> list[str]:
         " each, 60 % busy) | gateways a worker sees | agent, of a core |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for workers, subset in ((64, 64), (256, 256), (1000, 1000), (1000, 64), (1000, 16)):
+    for workers, subset in ((64, 64), (256, 256), (1000, 1000), (1000, 64), (1000, 16), (1000, 8)):
         target = Target(workers, running=64, steps=25, tokens_per_request=256, subset=subset)
         gateways = gateways_needed(prices["gateway"], target)
         agent = agent_share(prices["worker"], target, gateways)

@@ -23,13 +23,12 @@ from pathlib import Path
 
 import psutil
 
-from bench.fleet_model import Point, fit, report
+from bench.fleet_model import HOSTS, Point, fit, report
 from bench.sse_client import Connection
 from services.common import process
 from services.common.config import option, parse
 from services.common.process import child_environment
 
-_HOSTS = 2  # processes that pretend to be the workers
 _READY_SECONDS = 120.0
 _WARM_TOKENS = 4
 
@@ -157,7 +156,7 @@ async def _fleet(config: SimConfig, workers: int, gateways: int) -> AsyncIterato
                 *(role, "services", role, f"--address={address}"),
                 *("--model=byte", "--log-level=warning"),
             )
-        for share in (addresses[host::_HOSTS] for host in range(_HOSTS)):
+        for share in (addresses[host::HOSTS] for host in range(HOSTS)):
             host = await start(
                 *("worker", "bench.sim_workers"),
                 *(f"--addresses={','.join(share)}", f"--step-ms={config.step_ms}"),

@@ -7,26 +7,51 @@ import math
 
 import pytest
 
-from bench.fleet_model import Point, Prices, Target, agent_share, fit, gateways_needed, report
+from bench.fleet_model import (
+    ROLES,
+    Point,
+    Prices,
+    Target,
+    agent_share,
+    fit,
+    gateways_needed,
+    report,
+)
 from bench.fleet_sim import SimConfig, measure
 
-TRUE = Prices(request=800e-6, token=20e-6, frame=150e-6, session_second=60e-6, median_error=0.0)
+TRUE = Prices(
+    request=800e-6,
+    token=20e-6,
+    frame=150e-6,
+    wake=3e-3,
+    session_second=60e-6,
+    process_second=1e-3,
+    median_error=0.0,
+)
 
 
 def _point(workers: int, gateways: int, rows: int, tokens_each: int) -> Point:
     streams = workers * gateways * rows
     tokens = streams * tokens_each
-    amounts = [streams, tokens, tokens / rows, workers * gateways * 3.0]
-    spent = sum(price * amount for price, amount in zip(TRUE.vector, amounts, strict=True))
-    return Point(
-        *(workers, gateways, 0.1, streams, tokens, tokens / rows),
-        *(workers * gateways * 3.0, 3.0),
-        cpu={"gateway": spent, "worker": spent, "detokenizer": spent, "tokenizer": spent},
+    point = Point(
+        workers=workers,
+        gateways=gateways,
+        step_seconds=0.1,
+        requests=streams,
+        tokens=tokens,
+        frames=tokens / rows,
+        session_seconds=workers * gateways * 3.0,
+        seconds=3.0,
+        cpu={},
     )
+    for role in ROLES:
+        priced = zip(TRUE.vector, point.amounts(role), strict=True)
+        point.cpu[role] = sum(price * amount for price, amount in priced)
+    return point
 
 
 def test_prices_are_found_again() -> None:
-    grid = itertools.product((2, 8, 64), (1, 4), (1, 4, 16), (1, 30))
+    grid = itertools.product((2, 8, 64), (1, 4), (1, 4, 16), (1, 7, 30))
     prices = fit([_point(*place) for place in grid])
     for price in prices.values():
         assert price.vector == pytest.approx(TRUE.vector, rel=1e-6)

@@ -48,6 +48,11 @@ class Breaker:
             self._probing = True
             self.next_chance = now + PROBE_SECONDS
 
+    def reconnect(self, now: float) -> None:
+        """The worker has greeted anew, perhaps as another process: it may be probed at once."""
+        if not self.closed:
+            self.next_chance = min(self.next_chance, now)
+
     def succeed(self) -> None:
         """A request's first token came."""
         self.closed, self._probing = True, False

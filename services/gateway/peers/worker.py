@@ -197,6 +197,7 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
             self._index.forget(self.address)  # another engine, whose cache is cold
         self.info = info
         self.model, self.fingerprint = info.model, info.fingerprint
+        self.breaker.reconnect(self._clock())
         self._greet()
 
     def _on_step(self, step: worker_pb2.StepFrame) -> None:

@@ -19,6 +19,16 @@ def opened(now: float = 0.0) -> Breaker:
     return breaker
 
 
+def test_a_worker_that_is_back_is_probed_at_once_and_once() -> None:
+    """Lost again and again, its pause would outlast what an open stream waits for."""
+    breaker = opened()
+    assert not breaker.allows(FIRST_PAUSE_SECONDS / 2)
+    breaker.reconnect(FIRST_PAUSE_SECONDS / 2)
+    assert breaker.allows(FIRST_PAUSE_SECONDS / 2)
+    breaker.sending(FIRST_PAUSE_SECONDS / 2)
+    assert not breaker.allows(FIRST_PAUSE_SECONDS)
+
+
 def test_it_opens_after_failures_in_a_row_only() -> None:
     breaker = Breaker()
     for _ in range(10):
