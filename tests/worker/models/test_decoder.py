@@ -65,6 +65,28 @@ def test_family_equals_transformers(tmp_path: Path, family: str, backend: str) -
     assert tokens == hf_greedy(model, PROMPT, 12)
 
 
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("qwen2", {"tie_word_embeddings": True}),
+        ("qwen3", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+        ("mistral", {"tie_word_embeddings": True, "head_dim": 32}),
+        ("qwen3_moe", {"norm_topk_prob": False, "mlp_only_layers": [], "decoder_sparse_step": 2}),
+    ],
+)
+def test_variants_of_families_equal_transformers(
+    tmp_path: Path, family: str, changes: dict[str, Any]
+) -> None:
+    model = save_tiny(tmp_path, family, **changes)
+    engine = load(tmp_path)
+    torch.testing.assert_close(
+        prompt_logprobs(engine, PROMPT), hf_logprobs(model, PROMPT), atol=1e-4, rtol=0
+    )
+    (tokens,) = Driver(engine).generate([Request(PROMPT)], 8)
+    engine.close()
+    assert tokens == hf_greedy(model, PROMPT, 8)
+
+
 @pytest.mark.parametrize("with_head", [False, True])
 def test_tied_checkpoint_loads_with_and_without_a_head(tmp_path: Path, with_head: bool) -> None:
     model = save_tiny(tmp_path, tie_word_embeddings=True)
