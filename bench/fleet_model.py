@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+_VIEWERS = 2  # gateways that must see each worker, so that losing one loses no worker
 HOSTS = 2  # processes that pretend to be the workers
 ROLES = ("gateway", "worker")
 _UNITS = (
@@ -122,11 +123,12 @@ def gateways_needed(prices: Prices, target: Target, *, utilisation: float = 0.6)
     """Gateway processes of one core each that a fleet needs.
 
     With G gateways of which each talks to k of M workers, a worker is seen by G k / M
-    gateways and sends each a frame a step, as long as it has a row for it.
+    gateways and sends each a frame a step, as long as it has a row for it. Infinite if no
+    number suffices.
     """
     tokens = target.workers * target.running * target.steps  # a second
     requests = tokens / target.tokens_per_request
-    count = 1.0
+    count = float(math.ceil(_VIEWERS * target.workers / target.subset))
     while True:
         viewers = min(max(1.0, count * target.subset / target.workers), target.running)
         frames = target.workers * target.steps * viewers

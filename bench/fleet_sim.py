@@ -167,7 +167,7 @@ async def _fleet(config: SimConfig, workers: int, gateways: int) -> AsyncIterato
         for _ in range(gateways):
             gateway = await start(
                 *("gateway", "services", "gateway", "--port=0", "--grpc-port=-1"),
-                *("--log-level=warning", "--routing=round-robin"),
+                *("--log-level=warning", "--routing=round-robin", "--hold-timeout=60"),
                 f"--worker-addresses={','.join(addresses)}",
                 f"--tokenizer-addresses={texts['tokenizer']}",
                 f"--detokenizer-addresses={texts['detokenizer']}",
