@@ -61,7 +61,7 @@ def _operation(path: str, method: str, operation: Mapping[str, Any]) -> str:
 
 def _content(answer: Mapping[str, Any]) -> str:
     return "<br>".join(
-        f"<code>{escape(kind)}</code> {_type(body['schema'])}"
+        f"<code>{escape(kind)}</code> {_type(body.get('schema', {}))}"
         for kind, body in answer.get("content", {}).items()
     )
 
