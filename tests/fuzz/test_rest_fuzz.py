@@ -24,19 +24,9 @@ from tests.integration.test_fleet_life import assert_nothing_is_held
 NUM_REQUESTS = 20_000 if os.environ.get("SHOAL_FULL") else 2_000
 SEED = int(os.environ.get("SHOAL_FUZZ_SEED") or random.SystemRandom().randrange(1 << 32))
 AT_ONCE = 12
-MODEL_LENGTH = 256  # so that whatever is generated ends soon
 REFUSALS = {400, 401, 404, 405, 408, 413, 415, 422, 429}
 BESIDE = {"prompt": "the stream beside", "max_tokens": 100, "ignore_eos": True, "seed": 1}
 LEAKS = ("Traceback", 'File "', "site-packages", "Error(")
-
-
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[ServedFleet]:
-    with ServedFleet(
-        *("--engine", "fake", "--model", "byte", "--fake-step-ms", "1"),
-        *("--max-model-len", str(MODEL_LENGTH)),
-    ) as served:
-        yield served
 
 
 def verdict(shot: Shot, response: httpx.Response) -> str | None:
