@@ -153,7 +153,7 @@ class RequestIds:
 
 
 def _printable(text: str) -> str:
-    kept = "".join(char for char in text if char >= " " and char != "\x7f")
+    kept = "".join(char for char in text if char >= " " and not "\x7f" <= char <= "\x9f")
     return kept[:_MAX_REQUEST_ID].strip()
 
 

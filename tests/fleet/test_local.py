@@ -69,6 +69,11 @@ async def test_a_fleet_starts_reports_and_stops_in_order(config: FleetConfig) ->
     assert set(stops[2:]) == {"tokenizer stops", "detokenizer stops"}
 
 
+def test_the_url_says_what_is_spoken(config: FleetConfig) -> None:
+    assert LocalFleet(config).url.startswith("http://")
+    assert LocalFleet(replace(config, tls_cert="c", tls_key="k")).url.startswith("https://")
+
+
 async def test_every_service_comes_back_after_sigkill(
     config: FleetConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
