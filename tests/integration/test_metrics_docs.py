@@ -31,8 +31,10 @@ def _told(fleet: ServedFleet) -> set[str]:
 
 
 def test_the_metrics_that_the_docs_name_exist(fleet: ServedFleet) -> None:
-    body = {"prompt": "hi", "max_tokens": 2}
-    assert httpx.post(f"{fleet.url}/v1/completions", json=body, timeout=60).status_code == 200
+    for model, status in (("", 200), ("no such model", 404)):  # a series begins with its label
+        body = {"model": model, "prompt": "hi", "max_tokens": 2}
+        answer = httpx.post(f"{fleet.url}/v1/completions", json=body, timeout=60)
+        assert answer.status_code == status, answer.text
     documented, told = _documented(), _told(fleet)
     assert len(documented) >= 10
     missing = {name: places for name, places in documented.items() if name not in told}
