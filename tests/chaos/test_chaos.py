@@ -20,8 +20,8 @@ from tests.chaos.fleet import Fleet, Shape, running_fleet
 from tests.chaos.load import Load
 from tests.chaos.report import Report
 
-_STREAMS = 5000 if FULL else 250
-_FAULTS = 500 if FULL else 30
+_STREAMS = 5000 if FULL else 200
+_FAULTS = 500 if FULL else 24
 _CLIENTS = 40 if FULL else 24
 _TOKENS = (40, 300) if FULL else (20, 150)
 _MEAN_PAUSE = 0.8 if FULL else 0.5  # seconds between two faults

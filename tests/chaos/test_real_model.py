@@ -25,7 +25,7 @@ torch = pytest.importorskip("torch")
 
 MARGIN = 1e-3  # float32 scores
 _REQUESTS = 24 if FULL else 6
-_FAULTS = 30 if FULL else 3
+_FAULTS = 30 if FULL else 2
 _TOKENS = 64 if FULL else 40
 _CLIENTS = 6
 _MEAN_PAUSE = 3.0 if FULL else 1.5
