@@ -71,7 +71,9 @@ def _lark(rules: list[str], use: ToolUse, format: ToolFormat, *, opened: bool = 
     separator = '"\\n"' if format == "hermes" else '"; "'
     more = f" ({separator} call){{0,{MAX_CALLS - 1}}}" if use.parallel else ""
     calls = [f"calls: call{more}", *_calls(use.tools, format, opened=opened)]
-    return Grammar("lark", "\n".join([*rules, *calls]) + "\n", param="tools")
+    # Only strings can hold a "::=", which would pass for a grammar of another kind.
+    text = "\n".join([*rules, *calls]).replace("::=", "\\u003a:=")
+    return Grammar("lark", text + "\n", param="tools")
 
 
 def _calls(tools: tuple[Tool, ...], format: ToolFormat, *, opened: bool) -> list[str]:
