@@ -71,9 +71,9 @@ def build_vocabulary(model: str, *, progress: Progress | None = None) -> Vocabul
 
 
 def _byte_tokenizer() -> Tokenizer:
-    # Whole texts are its words: a cache of ten thousand of them would be megabytes for nothing.
-    tokenizer = Tokenizer(models.BPE(vocab=byte_alphabet(), merges=[], cache_capacity=0))
-    tokenizer.pre_tokenizer = pre.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer = Tokenizer(models.BPE(vocab=byte_alphabet(), merges=[]))
+    # Cut into words, as real ones are: the library keeps ten thousand of what is not cut.
+    tokenizer.pre_tokenizer = pre.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in BYTE_SPECIAL_TOKENS])
     _prepend(tokenizer, "<bos>")
