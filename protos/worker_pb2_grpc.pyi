@@ -42,7 +42,7 @@ class WorkerStub:
     GetInfo: _grpc.UnaryUnaryMultiCallable[_worker_pb2.GetInfoRequest, _worker_pb2.GetInfoResponse]
     """What this worker is, and how far it has come in loading."""
     Drain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]
-    """Take no new work; running requests finish."""
+    """Take no new work; requests finish, or are handed back (see StepFrame.moved)."""
     FlushCache: _grpc.UnaryUnaryMultiCallable[_worker_pb2.FlushCacheRequest, _worker_pb2.FlushCacheResponse]
     """Drop every cached prefix that no request uses."""
 
@@ -60,7 +60,7 @@ class WorkerAsyncStub(WorkerStub):
     GetInfo: _aio.UnaryUnaryMultiCallable[_worker_pb2.GetInfoRequest, _worker_pb2.GetInfoResponse]  # type: ignore[assignment]
     """What this worker is, and how far it has come in loading."""
     Drain: _aio.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]  # type: ignore[assignment]
-    """Take no new work; running requests finish."""
+    """Take no new work; requests finish, or are handed back (see StepFrame.moved)."""
     FlushCache: _aio.UnaryUnaryMultiCallable[_worker_pb2.FlushCacheRequest, _worker_pb2.FlushCacheResponse]  # type: ignore[assignment]
     """Drop every cached prefix that no request uses."""
 
@@ -99,7 +99,7 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.DrainResponse, _abc.Awaitable[_worker_pb2.DrainResponse]]:
-        """Take no new work; running requests finish."""
+        """Take no new work; requests finish, or are handed back (see StepFrame.moved)."""
 
     @_abc_1.abstractmethod
     def FlushCache(
