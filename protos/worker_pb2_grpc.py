@@ -89,7 +89,7 @@ class WorkerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Take no new work; running requests finish.
+        """Take no new work; requests finish, or are handed back (see StepFrame.moved).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
