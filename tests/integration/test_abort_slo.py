@@ -48,6 +48,17 @@ class Histogram:
         wanted = share * counts[math.inf]
         return next(edge for edge, count in counts.items() if count >= wanted)
 
+    def interpolated(self, share: float) -> float:
+        """The quantile if observations lie evenly in their bucket, as Prometheus takes them."""
+        counts = self.counts()
+        wanted = share * counts[math.inf]
+        lower, below = 0.0, 0.0
+        for edge, count in counts.items():
+            if count >= wanted and math.isfinite(edge):
+                return lower + (edge - lower) * (wanted - below) / (count - below)
+            lower, below = edge, count
+        return math.inf
+
 
 def _hold(fleet: ServedFleet, number: int, *, stream: bool) -> socket.socket:
     body = {
@@ -81,14 +92,14 @@ def _check(fleet: ServedFleet, *, rounds: int, clients: int, step: float | None)
     aborts, steps = Histogram(fleet, _ABORTS), Histogram(fleet, _STEPS)
     for _ in range(rounds):
         _leave(fleet, clients)
-    bound = 2 * (step or steps.quantile(0.99)) + _GRACE
+    bound = 2 * (step or steps.interpolated(0.99)) + _GRACE
     counts = aborts.counts()
     assert counts[math.inf] == rounds * clients
     p99 = aborts.quantile(0.99)
     print(
         f"{counts[math.inf]:.0f} aborts: p50 {aborts.quantile(0.5) * 1000:g} ms,"
-        f" p99 {p99 * 1000:g} ms, at most; bound {bound * 1000:g} ms,"
-        f" steps p99 {steps.quantile(0.99) * 1000:g} ms"
+        f" p99 {p99 * 1000:g} ms, at most; bound {bound * 1000:.1f} ms,"
+        f" steps p99 {steps.interpolated(0.99) * 1000:.1f} ms"
     )
     # The edge at or just above the bound is the finest that the histogram can tell.
     assert p99 <= min(edge for edge in counts if edge >= bound)
