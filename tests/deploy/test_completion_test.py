@@ -134,6 +134,7 @@ def test_over_tls_with_a_key(
         assert script.main(url, 20, tmp_path) == 0, capsys.readouterr().out
     assert asked == ["Bearer sk-alice"]
     assert script.first_key("sk-2") == "sk-2"
+    assert script.first_key("a/b:sk-3") == "a/b:sk-3", "no name, as the gateway reads it"
 
 
 def test_the_pod_runs_the_script_against_the_gateway(default: Render) -> None:

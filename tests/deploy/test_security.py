@@ -102,6 +102,9 @@ def test_certificates_are_asked_of_cert_manager(helm: Helm) -> None:
     assert {"server auth", "client auth"} <= set(inside["usages"])
     outside = render.one("Certificate", "shoal-public-tls")["spec"]
     assert "client auth" not in outside["usages"]
+    asking = helm.template(sets={**ISSUED, "tls.public.requireClientCertificates": "true"})
+    shown = asking.one("Certificate", "shoal-public-tls")["spec"]
+    assert "client auth" in shown["usages"], "the test pod shows it to the gateway"
     assert "llm.example.com" in outside["dnsNames"]
     url = render.one("Pod", "shoal-test")["spec"]["containers"][0]["args"][1]
     match = re.fullmatch(r"https://([^:]+):8000", url)

@@ -5,6 +5,7 @@ in seconds; exits 0, or 1 after one sentence.
 """
 
 import json
+import re
 import ssl
 import sys
 import urllib.error
@@ -20,7 +21,8 @@ def first_key(text: str) -> str:
     """The first key of a file of `name:key` or `key` lines."""
     lines = [line.strip() for line in text.splitlines()]
     entry = next(line for line in lines if line and not line.startswith("#"))
-    return entry.partition(":")[2] or entry
+    named = re.fullmatch(r"[A-Za-z0-9._-]+:(\S+)", entry)
+    return named.group(1) if named else entry
 
 
 def context(secrets: Path) -> ssl.SSLContext:
