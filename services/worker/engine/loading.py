@@ -76,6 +76,8 @@ def load_model(
         load_weights(
             model, source, device, progress, ignored=("lm_head.weight",) if shape.tied else ()
         )
+        if device.type == "cuda":
+            model.stack_experts()
     context = _context(config, metadata, shape)
     max_prefill_tokens = config.max_prefill_tokens or _PREFILL_TOKENS[device.type]
     builder = RunnerBuilder(

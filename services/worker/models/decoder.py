@@ -47,6 +47,12 @@ class Decoder(nn.Module):
             if isinstance(module, RmsNorm | SiluMul) or (linear and isinstance(module, Linear)):
                 module.kernels = kernels
 
+    def stack_experts(self) -> None:
+        """Lets experts be computed together, as is quick on CUDA; called once all are filled."""
+        for module in self.modules():
+            if isinstance(module, SparseMlp):
+                module.stack()
+
     @property
     def capturable(self) -> bool:
         """Whether a forward pass on CUDA never waits for the device, as graphs need."""

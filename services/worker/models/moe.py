@@ -49,9 +49,7 @@ class SparseMlp(nn.Module):
         weights, chosen = scores.topk(self._config.experts_per_token, dim=-1)
         if self._config.normalize:
             weights = weights / weights.sum(dim=-1, keepdim=True)
-        if x.is_cuda and self.capturable:
-            if self._stacked is None:
-                self._stacked = self._stack()
+        if self._stacked is not None:
             out = grouped_experts(x, chosen, weights, *self._stacked)
         else:
             out = torch.zeros_like(x)
@@ -60,15 +58,21 @@ class SparseMlp(nn.Module):
                 out.index_add_(0, tokens, y)
         return self._parallel.all_reduce(out)
 
-    def _stack(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The experts' weights as two tensors, of which the experts keep views."""
+    def stack(self) -> None:
+        """Lets the filled experts be computed together, if they are `capturable`.
+
+        Their weights become two tensors, of which the experts keep views. Called before the
+        GPU's free memory is measured: what the weights lay in until now goes free.
+        """
+        if not self.capturable:
+            return
         experts = [cast(Expert, expert) for expert in self.experts]
         gate_up = torch.stack([expert.gate_up.weight for expert in experts])
         down = torch.stack([expert.down.weight for expert in experts])
         for index, expert in enumerate(experts):
             expert.gate_up.weight.data = gate_up[index]
             expert.down.weight.data = down[index]
-        return gate_up, down
+        self._stacked = gate_up, down
 
 
 class Expert(nn.Module):
