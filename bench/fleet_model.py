@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+# Workers, and those to which each gateway has sessions, of the fleets that a report speaks of.
+_PREDICTED = ((64, 64), (64, 16), (256, 256), (256, 16), (1000, 1000), (1000, 64), (1000, 16))
 _VIEWERS = 2  # gateways that must see each worker, so that losing one loses no worker
 HOSTS = 2  # processes that pretend to be the workers
 ROLES = ("gateway", "worker")
@@ -199,7 +201,7 @@ def _predictions(prices: dict[str, Prices]) -> list[str]:
         " each, 60 % busy) | gateways a worker sees | agent, of a core |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for workers, subset in ((64, 64), (256, 256), (1000, 1000), (1000, 64), (1000, 16), (1000, 8)):
+    for workers, subset in _PREDICTED:
         target = Target(workers, running=64, steps=25, tokens_per_request=256, subset=subset)
         gateways = gateways_needed(prices["gateway"], target)
         agent = agent_share(prices["worker"], target, gateways)
