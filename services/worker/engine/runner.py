@@ -5,6 +5,8 @@ It samples nothing: rank 0's sampler does, and `store` writes what it chose.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -16,6 +18,7 @@ from services.worker.layers.transfer import to_device
 from services.worker.models.decoder import Decoder
 
 Indices = npt.NDArray[np.int64]
+Logits = Callable[[Indices], torch.Tensor | None]
 
 
 class ModelRunner:
@@ -35,22 +38,27 @@ class ModelRunner:
         self._graphs = graphs
         self._token_pool = torch.zeros(num_slots, dtype=torch.int64, device=device)
 
-    def forward(self, batch: Batch, logit_index: Indices) -> torch.Tensor | None:
-        """Computes a batch, and the logits of the tokens at `logit_index`.
+    def forward(self, batch: Batch) -> Logits:
+        """Computes a batch; returns what computes the logits of its tokens at some indices.
 
-        Returns [len(logit_index), vocab], float32, on rank 0 and None on the others.
+        Those are [len(index), vocab], float32, on rank 0 and None on the others; all ranks
+        must ask for the same ones in the same order, before the next batch.
         """
         metadata = AttentionMetadata.of(batch)
         if self._graphs is not None and self._graphs.fits(batch):
-            logits = self._graphs.run(batch, self._input_ids(batch, metadata))
-            return None if logits is None else self._rows(logits, logit_index).float()
+            whole = self._graphs.run(batch, self._input_ids(batch, metadata))
+            return lambda index: None if whole is None else self._rows(whole, index).float()
         plan = self._backend.plan(metadata)
         positions = to_device(metadata.positions, self._device)
         hidden: torch.Tensor = self._model(self._input_ids(batch, metadata), positions, plan)
-        if not len(logit_index):
-            return hidden.new_empty(0, 0)
-        logits = self._model.logits(self._rows(hidden, logit_index))
-        return None if logits is None else logits.float()
+
+        def logits(index: Indices) -> torch.Tensor | None:
+            if not len(index):
+                return hidden.new_empty(0, 0)
+            rows = self._model.logits(self._rows(hidden, index))
+            return None if rows is None else rows.float()
+
+        return logits
 
     def store(self, batch: Batch, tokens: torch.Tensor) -> None:
         """Puts the sampled tokens of the rows that sample into the token pool; tokens: [rows]"""

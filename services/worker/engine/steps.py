@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 
 import numpy as np
 import torch
@@ -11,10 +12,14 @@ import torch
 from services.worker.core import Batch, StepResult, TokenMasks
 from services.worker.engine.logprobs import LogprobReport
 from services.worker.engine.masking import SampleMasks
-from services.worker.engine.runner import Indices, ModelRunner, last_tokens
+from services.worker.engine.runner import Indices, Logits, ModelRunner, last_tokens
 from services.worker.engine.sampler import SampledLogprobs, Sampler
 from services.worker.layers.parallel import Parallel
 from services.worker.layers.transfer import to_device, to_host
+
+# Prompt tokens whose logits are held at a time: those of a whole prompt would take gigabytes
+# that the KV pool was not sized to leave.
+_LOGIT_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,8 @@ class StepTensors:
     rows: Indices  # those that sample
     tokens: torch.Tensor | None  # [rows], int64; None if there are none
     logprobs: SampledLogprobs | None  # by place among `rows`
-    prompt_logprobs: Mapping[int, LogprobReport]  # by row of the batch
+    prompt_reports: Sequence[LogprobReport]  # of all rows' prompt tokens, in order
+    prompt_lengths: Mapping[int, int]  # tokens in these, by row of the batch
 
     def to_host(self) -> StepTensors:
         """The same on the host, whole when the current stream has come so far.
@@ -47,7 +53,7 @@ class StepTensors:
             self,
             tokens=to_host(self.tokens) if self.tokens is not None else None,
             logprobs=(logprobs[0], logprobs[1].to_host()) if logprobs is not None else None,
-            prompt_logprobs={row: report.to_host() for row, report in self.prompt_logprobs.items()},
+            prompt_reports=[report.to_host() for report in self.prompt_reports],
         )
 
     def result(self) -> StepResult:
@@ -60,7 +66,8 @@ class StepTensors:
             places, report = self.logprobs
             rows = self.rows[places].tolist()
             logprobs = dict(zip(rows, report.entries(), strict=True))
-        prompt = {row: report.entries() for row, report in self.prompt_logprobs.items()}
+        entries = chain.from_iterable(report.entries() for report in self.prompt_reports)
+        prompt = {row: list(islice(entries, count)) for row, count in self.prompt_lengths.items()}
         return StepResult(token_ids, logprobs, prompt)
 
 
@@ -93,21 +100,24 @@ class StepRunner:
         index = np.concatenate([sampled, *(span.index for span in spans)])
         if self._announce is not None:
             self._announce(batch, index)
-        logits = self._runner.forward(batch, index)
+        logits_of = self._runner.forward(batch)
+        first, *others = _logit_slices(batch, index)
+        logits = logits_of(first)
         assert logits is not None, "only rank 0 runs steps"
-        prompt = self._report_prompt(logits[len(sampled) :], spans)
+        reports = self._report_prompt(logits_of, others, spans)
+        lengths = {span.row: len(span.index) for span in spans}
         rows = np.flatnonzero(batch.sample)
         if not len(rows):
-            return StepTensors(batch.num_rows, rows, None, None, prompt)
+            return StepTensors(batch.num_rows, rows, None, None, reports, lengths)
         tokens, logprobs = self._sampler.sample(
-            logits[: len(sampled)],
+            logits,
             batch.slots[rows],
             batch.output_positions[rows],
             _sample_masks(batch.masks, rows),
         )
         self._parallel.broadcast(tokens)
         self._runner.store(batch, tokens)
-        return StepTensors(batch.num_rows, rows, tokens, logprobs, prompt)
+        return StepTensors(batch.num_rows, rows, tokens, logprobs, reports, lengths)
 
     def _prompt_spans(self, batch: Batch) -> list[_PromptSpan]:
         state = self._sampler.slots
@@ -124,19 +134,30 @@ class StepRunner:
         return spans
 
     def _report_prompt(
-        self, logits: torch.Tensor, spans: list[_PromptSpan]
-    ) -> dict[int, LogprobReport]:
-        """logits: [tokens of all spans, vocab]"""
-        answer, begin = {}, 0
-        for span in spans:
-            end = begin + len(span.index)
-            chosen = to_device(span.successors, logits.device)
-            counts = [span.count] * len(chosen)
-            answer[span.row] = LogprobReport.of(
-                logits[begin:end], chosen, counts, alone=self._sampler.alone
-            )
+        self, logits_of: Logits, slices: Sequence[Indices], spans: Sequence[_PromptSpan]
+    ) -> list[LogprobReport]:
+        """One report a slice; the slices are the spans' indices, one after the other."""
+        if not spans:
+            return []
+        successors = np.concatenate([span.successors for span in spans])
+        counts = [span.count for span in spans for _ in span.index]
+        reports, begin = [], 0
+        for index in slices:
+            end = begin + len(index)
+            logits = logits_of(index)
+            assert logits is not None, "only rank 0 runs steps"
+            chosen = to_device(successors[begin:end], logits.device)
+            alone = self._sampler.alone
+            reports.append(LogprobReport.of(logits, chosen, counts[begin:end], alone=alone))
             begin = end
-        return answer
+        return reports
+
+
+def _logit_slices(batch: Batch, index: Indices) -> list[Indices]:
+    """The tokens that logits are needed of: those that sample, then the others in pieces."""
+    sampled = int(batch.sample.sum())
+    pieces = range(sampled, len(index), _LOGIT_ROWS)
+    return [index[:sampled], *(index[at : at + _LOGIT_ROWS] for at in pieces)]
 
 
 def _sample_masks(masks: TokenMasks | None, rows: Indices) -> SampleMasks | None:
@@ -150,7 +171,9 @@ def _sample_masks(masks: TokenMasks | None, rows: Indices) -> SampleMasks | None
 @torch.inference_mode()
 def follow(runner: ModelRunner, parallel: Parallel, batch: Batch, logit_index: Indices) -> None:
     """What the other ranks do of a step: the forward pass, and taking over rank 0's tokens."""
-    runner.forward(batch, logit_index)
+    logits_of = runner.forward(batch)
+    for index in _logit_slices(batch, logit_index):
+        logits_of(index)
     if batch.sample.any():
         tokens = runner.empty_tokens(int(batch.sample.sum()))
         runner.store(batch, parallel.broadcast(tokens))
