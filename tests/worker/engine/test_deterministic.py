@@ -20,7 +20,7 @@ from tests.worker.models.checkpoints import save_tiny
 
 _LENGTHS = (5, 70, 33, 150, 17, 64, 1)
 _OUTPUTS = 14
-_EMBEDDED_OUTPUTS = 6
+_EMBEDDED_OUTPUTS = 12
 
 
 class Resized:
@@ -135,7 +135,7 @@ def check(engine: Engine, outputs: int) -> None:
     }
     for way, answers in ways.items():
         assert answers == together, way
-    squeezed = serve(Resized(engine, num_pages=45), requests)
+    squeezed = serve(Resized(engine, num_pages=64), requests)
     assert squeezed.num_preempted > 0
     assert dataclasses.replace(squeezed, num_preempted=0) == together
     check_resumed(engine, requests, together, cut=outputs // 2)
