@@ -92,16 +92,18 @@ class Placement:
         """
         hold = self._host.hold_timeout
         self._host.retries.deposit()
-        if await self._host.admission.enter(self._model.name, self._request):
-            hold = max(hold, self._patience())  # it was taken in, and waits like a resume
+        taken_in = await self._host.admission.enter(self._model.name, self._request)
+        if taken_in:
+            hold = max(hold, self._patience())  # from here on it waits like a resume
         worker = await self._pick_worker(choices[0], set(), hold)
         decoder = await self._host.fleet.pick_decoder(self._model, hold)
         for choice in choices:
             choice.decode_with(decoder, self._request.text)
         if len(choices) == 1:
-            return await self._place(choices[0], worker, resuming=False)
+            return await self._place(choices[0], worker, resuming=taken_in)
         tasks = [
-            asyncio.create_task(self._place(choice, worker, resuming=False)) for choice in choices
+            asyncio.create_task(self._place(choice, worker, resuming=taken_in))
+            for choice in choices
         ]
         try:
             await asyncio.gather(*tasks)
@@ -143,7 +145,8 @@ class Placement:
 
         One that is overloaded is replaced once; one that is lost, or will not take it
         now, costs the choice a move. A resume does not take overload for an answer, even
-        if no id has come yet: the client may have been told that it is accepted. Where
+        if no id has come yet: the client may have been told that it is accepted. Nor does
+        a request that has waited its turn (`resuming` too), or was lost on its way. Where
         nothing had been promised, going to another worker costs the retry budget, and the
         wait for one is no longer than any new request's.
         """
@@ -164,7 +167,7 @@ class Placement:
                 if not overloaded and self._has_other(choice, refused, worker):
                     overloaded = True
                     self._refused(choice, refused, worker, error, resuming=resuming)
-                elif resuming and self._loop.time() < give_up_at:
+                elif promised and self._loop.time() < give_up_at:
                     await asyncio.sleep(min(error.retry_after or 1.0, _MAX_PAUSE_SECONDS))
                     overloaded = False
                     refused.clear()

@@ -33,7 +33,7 @@ _SHAPE = Shape(
         *("--engine=fake", "--fake-step-ms=20"),
         *("--max-running-requests=8", "--max-queue=8", "--drain-timeout=60"),
     ),
-    gateway_flags=("--hold-timeout=30", "--drain-timeout=4"),
+    gateway_flags=("--hold-timeout=30", "--drain-timeout=4", "--admission-queue=8"),
 )
 
 
@@ -198,7 +198,7 @@ async def test_a_request_that_outlives_its_moves_ends_with_one_error(fleet: Flee
 
 
 async def test_overload_is_told_at_once_and_passes(fleet: Fleet) -> None:
-    """Eight run, eight wait, the rest hear 429 meanwhile; a worker's death changes nothing."""
+    """Some run, some wait, the rest hear 429 meanwhile; a worker's death changes nothing."""
     requests = [case(f"number {number}", 100) for number in range(60)]
     tasks = [asyncio.create_task(send(fleet, request)) for request in requests]
     by_task = dict(zip(tasks, requests, strict=True))
