@@ -8,7 +8,6 @@ steps hold collectives.
 from __future__ import annotations
 
 import gc
-import logging
 from collections.abc import Callable
 
 import numpy as np
@@ -21,8 +20,6 @@ from services.worker.engine.runner import ModelRunner, last_tokens
 from services.worker.engine.sampler import Sampler
 from services.worker.engine.steps import StepRunner, follow
 from services.worker.layers.parallel import Parallel
-
-log = logging.getLogger(__name__)
 
 _NUCLEUS = SamplingParams(temperature=1.0, top_p=0.9)  # the draw that takes most memory
 
@@ -97,8 +94,8 @@ def _measure_graphs(
     make_graphs: Callable[[list[int]], DecodeGraphs], sizes: list[int], device: torch.device
 ) -> int:
     largest = sorted(sizes)[-2:]
-    graphs: DecodeGraphs | None = make_graphs(largest)
     before = free_memory(device)
+    graphs: DecodeGraphs | None = make_graphs(largest)  # their buffers count too
     left: list[int] = []
 
     def note(phase: str, done: int, total: int) -> None:

@@ -72,10 +72,10 @@ class Rope:
         return torch.stack((angle.cos(), angle.sin()), dim=1) * self._scale
 
     def _look_up(self, table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        while len(table) <= int(positions.max()):
-            block = torch.arange(len(table), len(table) + _TABLE_BLOCK)
-            table = torch.cat((table, self._compute(block)))
-        self._table = table
+        missing = range(len(table), int(positions.max()) + 1, _TABLE_BLOCK)
+        if missing:
+            blocks = [self._compute(torch.arange(at, at + _TABLE_BLOCK)) for at in missing]
+            table = self._table = torch.cat((table, *blocks))
         return table.index_select(0, positions)
 
 
