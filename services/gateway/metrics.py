@@ -140,8 +140,13 @@ class _Gauges(Collector):
         self._census = census
 
     def collect(self) -> Iterator[Metric]:
+        yield from self._requests()
+        yield from self._peers()
+        yield from self._breakers()
+        yield from self._load()
+
+    def _requests(self) -> Iterator[Metric]:
         census = self._census
-        fleet = census.fleet
         yield _family(
             "shoal_gateway_requests_in_flight",
             "Requests in flight",
@@ -151,6 +156,14 @@ class _Gauges(Collector):
                 ("completion", census.num_requests - census.num_chats),
             ],
         )
+        yield GaugeMetricFamily(
+            "shoal_gateway_requests_queued",
+            "Requests that wait for a worker with room",
+            value=census.admission.num_waiting,
+        )
+
+    def _peers(self) -> Iterator[Metric]:
+        fleet = self._census.fleet
         local = fleet.local_decoder
         detokenizer_handles = fleet.detokenizers.num_handles + (local.outstanding if local else 0)
         yield _family(
@@ -173,6 +186,19 @@ class _Gauges(Collector):
                 ("detokenizer", len(fleet.detokenizers.ready)),
             ],
         )
+        yield GaugeMetricFamily(
+            "shoal_gateway_prefixes",
+            "Different prefixes of 64 tokens and more that workers are believed to hold",
+            value=fleet.num_prefixes,
+        )
+        yield CounterMetricFamily(
+            "shoal_gateway_reencodes",
+            "Encodes repeated because their tokenizer was lost",
+            value=fleet.num_reencodes,
+        )
+
+    def _breakers(self) -> Iterator[Metric]:
+        fleet = self._census.fleet
         yield _family(
             "shoal_gateway_breakers",
             "Connected workers by the state of their circuit breaker",
@@ -184,22 +210,9 @@ class _Gauges(Collector):
         )
         openings.add_metric([], sum(worker.breaker.num_openings for worker in fleet.workers))
         yield openings
-        yield GaugeMetricFamily(
-            "shoal_gateway_requests_queued",
-            "Requests that wait for a worker with room",
-            value=census.admission.num_waiting,
-        )
-        yield GaugeMetricFamily(
-            "shoal_gateway_prefixes",
-            "Different prefixes of 64 tokens and more that workers are believed to hold",
-            value=fleet.num_prefixes,
-        )
-        yield CounterMetricFamily(
-            "shoal_gateway_reencodes",
-            "Encodes repeated because their tokenizer was lost",
-            value=fleet.num_reencodes,
-        )
-        reports = [worker.reported for worker in fleet.workers.ready]
+
+    def _load(self) -> Iterator[Metric]:
+        reports = [worker.reported for worker in self._census.fleet.workers.ready]
         yield GaugeMetricFamily(
             "shoal_fleet_requests_running",
             "Requests that hold KV pages, over all workers as last reported",

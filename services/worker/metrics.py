@@ -178,9 +178,19 @@ class _EngineCollector(Collector):
         metrics = self._metrics
         if not metrics.model:
             return
+        for name, (value, text) in self._gauges().items():
+            yield self._series(GaugeMetricFamily(name, text, labels=_LABELS), value)
+        yield self._pages(metrics.load, metrics.stats)
+        yield self._requests(metrics.load)
+        for name, (value, text) in self._counters().items():
+            yield self._series(CounterMetricFamily(name, text, labels=_LABELS), value)
+
+    def _gauges(self) -> dict[str, tuple[float, str]]:
+        """Values and descriptions by name."""
+        metrics = self._metrics
         load, stats = metrics.load, metrics.stats
         used = load.num_pages - load.num_free_pages - load.num_evictable_pages
-        gauges = {
+        return {
             "vllm:num_requests_running": (load.num_running, "Requests that hold KV pages."),
             "vllm:num_requests_waiting": (load.num_waiting, "Requests that wait for pages."),
             "vllm:kv_cache_usage_perc": (
@@ -196,11 +206,11 @@ class _EngineCollector(Collector):
                 "Running requests that follow a grammar.",
             ),
         }
-        for name, (value, text) in gauges.items():
-            yield self._series(GaugeMetricFamily(name, text, labels=_LABELS), value)
-        yield self._pages(load, stats)
-        yield self._requests(load)
-        counters = {
+
+    def _counters(self) -> dict[str, tuple[float, str]]:
+        """The same of what only grows."""
+        load, stats = self._metrics.load, self._metrics.stats
+        return {
             "vllm:prefix_cache_queries": (stats.num_prefix_query_tokens, "Tokens looked up."),
             "vllm:prefix_cache_hits": (stats.num_prefix_hit_tokens, "Tokens found."),
             "vllm:prompt_tokens": (stats.num_prefill_tokens, "Prompt tokens computed."),
@@ -239,8 +249,6 @@ class _EngineCollector(Collector):
                 "Time spent compiling grammars.",
             ),
         }
-        for name, (value, text) in counters.items():
-            yield self._series(CounterMetricFamily(name, text, labels=_LABELS), value)
 
     def _series(self, family: GaugeMetricFamily | CounterMetricFamily, value: float) -> Metric:
         family.add_metric([self._metrics.model], value)
