@@ -25,6 +25,23 @@ def fake_served() -> Iterator[ServedFleet]:
 
 
 @pytest.fixture(scope="session")
+def fleet() -> Iterator[ServedFleet]:
+    """The default fleet, serving the embedded model."""
+    with ServedFleet() as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def tight_fleet() -> Iterator[ServedFleet]:
+    """A fleet that serves one request, lets one wait, and refuses more."""
+    with ServedFleet(
+        *("--engine", "fake", "--model", "byte", "--fake-step-ms", "20"),
+        *("--max-running-requests", "1", "--max-queue", "1", "--admission-queue", "0"),
+    ) as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
 def grpc_address(fake_served: ServedFleet) -> str:
     address: str = fake_served.processes("gateway")[0]["address"]
     return address
