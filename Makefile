@@ -52,7 +52,6 @@ fleet-sim: $(RUN_READY) ## what a fleet costs from 2 to 64 workers, and what tha
 	@$(BIN)/python -m bench.fleet_sim $(ARGS)
 
 chaos: $(DEV_READY) ## 500 faults over 5,000 streams (SHOAL_CHAOS_SEED=N repeats the draw of N)
-	@tools/clients.sh
 	@SHOAL_FULL=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -s tests/chaos $(ARGS)
 
 test-gpu: $(DEV_READY) ## run the tests that need a GPU
@@ -68,6 +67,7 @@ bench-engine: $(RUN_READY) ## measure the engine's choices with the embedded mod
 	@$(BIN)/python -m bench.engine $(ARGS)
 
 check-all: lint ## everything that CI checks, and the slow suites in full
+	@tools/clients.sh
 	@SHOAL_FULL=1 SHOAL_STATEFUL_EXAMPLES=10 $(MAKE) --no-print-directory test
 
 clean: ## remove the virtual environment and every cache
