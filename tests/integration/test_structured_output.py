@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from typing import Any, Literal
 
 import grpc
@@ -125,3 +127,28 @@ def test_the_embedded_model_never_loops_on_whitespace(fleet: ServedFleet) -> Non
     )
     text = answer["choices"][0]["text"]
     assert not re.search(r"\n\s*\n|[ \n]{18}", text)
+
+
+def test_a_constrained_stream_goes_on_where_its_worker_died(fake_fleet: ServedFleet) -> None:
+    pattern = "([a-d]{3} ){150}end"
+    body = {"prompt": "x", "max_tokens": 900, "seed": 3, "guided_regex": pattern}
+    undisturbed = text_of(ask(fake_fleet, **body))
+    assert re.fullmatch(pattern, undisturbed)
+    text, killed = "", False
+    finishes: list[str] = []
+    request = {**body, "temperature": 0, "stream": True}
+    url = f"{fake_fleet.url}/v1/completions"
+    with httpx.stream("POST", url, json=request, timeout=120) as response:
+        for line in response.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+            text += choice["text"]
+            finishes += [choice["finish_reason"]] if choice["finish_reason"] else []
+            if len(text) > 100 and not killed:
+                killed = True
+                for worker in fake_fleet.processes("worker"):
+                    os.kill(worker["pid"], signal.SIGKILL)
+    assert killed
+    assert (text, finishes) == (undisturbed, ["stop"])
+    assert fake_fleet.total("gateway", "shoal_gateway_resumes_total", peer="worker") >= 1
