@@ -131,7 +131,12 @@ def test_the_embedded_model_never_loops_on_whitespace(fleet: ServedFleet) -> Non
 
 def test_a_constrained_stream_goes_on_where_its_worker_died(fake_fleet: ServedFleet) -> None:
     pattern = "([a-d]{3} ){150}end"
-    body = {"prompt": "x", "max_tokens": 900, "seed": 3, "guided_regex": pattern}
+    body: dict[str, Any] = {
+        "prompt": "x",
+        "max_tokens": 900,
+        "seed": 3,
+        "guided_regex": pattern,
+    }
     undisturbed = text_of(ask(fake_fleet, **body))
     assert re.fullmatch(pattern, undisturbed)
     text, killed = "", False
