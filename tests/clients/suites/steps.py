@@ -7,7 +7,10 @@ import sys
 
 SCHEMA = {
     "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 20}, "people": {"type": "integer"}},
+    "properties": {
+        "city": {"type": "string", "maxLength": 20},
+        "people": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
     "required": ["city", "people"],
     "additionalProperties": False,
 }

@@ -15,7 +15,7 @@ const provider = createOpenAICompatible({
 });
 const model = provider(name);
 const passed = (step) => console.log(`ok ${step}`);
-const City = z.object({ city: z.string().max(20), people: z.number().int() });
+const City = z.object({ city: z.string().max(20), people: z.number().int().min(0).max(99) });
 const short = { model, prompt: "Say hello.", maxOutputTokens: 8, temperature: 0, maxRetries: 0 };
 
 for (const dependency of ["ai", "@ai-sdk/openai-compatible"]) {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import instructor
 import openai
 from pydantic import BaseModel, Field
@@ -14,7 +16,7 @@ class City(BaseModel):
     """A city."""
 
     city: str = Field(max_length=20)
-    people: int
+    people: int = Field(ge=0, le=99)
 
 
 def client(mode: instructor.Mode) -> instructor.Instructor:
@@ -25,7 +27,8 @@ def client(mode: instructor.Mode) -> instructor.Instructor:
 ASK = {
     "model": MODEL,
     "messages": [{"role": "user", "content": "Paris has two million people."}],
-    "max_tokens": 80,
+    "max_tokens": 200,
+    "seed": 1,
     "max_retries": 0,
 }
 
@@ -45,16 +48,21 @@ assert parts[-1].city is not None
 assert parts[-1].people is not None
 passed("streaming")
 
-stream = client(instructor.Mode.JSON_SCHEMA).chat.completions.create_partial(
-    response_model=City, **ASK
-)
-next(stream)
-stream.close()
+
+async def cancel() -> None:
+    sdk = openai.AsyncOpenAI(base_url=URL, api_key="none", max_retries=0, timeout=600)
+    patched = instructor.from_openai(sdk, mode=instructor.Mode.JSON_SCHEMA)
+    stream = patched.chat.completions.create_partial(response_model=City, **ASK)
+    await anext(aiter(stream))
+    await stream.aclose()
+
+
+asyncio.run(cancel())
 passed("cancel")
 
 try:
     client(instructor.Mode.JSON_SCHEMA).chat.completions.create(
-        response_model=City, temperature=9, **ASK
+        response_model=City, **{**ASK, "temperature": 9}
     )
 except Exception as error:  # its own kinds, around the SDK's
     assert "temperature" in str(error), error

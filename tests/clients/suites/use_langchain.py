@@ -14,11 +14,11 @@ class City(BaseModel):
     """A city."""
 
     city: str = Field(max_length=20)
-    people: int
+    people: int = Field(ge=0, le=99)
 
 
 def chat(**options: object) -> ChatOpenAI:
-    options.setdefault("max_tokens", 80)
+    options = {"max_tokens": 80, "temperature": 0, **options}
     return ChatOpenAI(
         base_url=URL, api_key="none", model=MODEL, max_retries=0, timeout=600, **options
     )

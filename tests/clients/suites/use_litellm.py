@@ -32,7 +32,7 @@ text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
 assert text == answer.choices[0].message.content
 passed("streaming")
 
-made = litellm.completion(**COMMON, max_tokens=80, response_format=FORMAT)
+made = litellm.completion(**COMMON, max_tokens=80, temperature=0, response_format=FORMAT)
 assert set(json.loads(made.choices[0].message.content)) == {"city", "people"}
 passed("schema")
 

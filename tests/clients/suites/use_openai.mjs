@@ -14,14 +14,14 @@ const [url, model] = process.argv.slice(2);
 const client = new OpenAI({ baseURL: url, apiKey: "none", maxRetries: 0, timeout: 600_000 });
 const messages = [{ role: "user", content: "Say hello." }];
 const passed = (step) => console.log(`ok ${step}`);
-const City = z.object({ city: z.string().max(20), people: z.number().int() });
+const City = z.object({ city: z.string().max(20), people: z.number().int().min(0).max(99) });
 const tool = {
   type: "function",
   function: {
     name: "count",
     parameters: {
       type: "object",
-      properties: { city: { type: "string", maxLength: 20 }, people: { type: "integer" } },
+      properties: { city: { type: "string", maxLength: 20 }, people: { type: "integer", minimum: 0, maximum: 99 } },
       required: ["city", "people"],
     },
   },
@@ -57,7 +57,8 @@ assert(completion.choices[0].text.startsWith("One, two,"));
 passed("completions");
 
 const called = await client.chat.completions.create({
-  model, messages, tools: [tool], tool_choice: "required", max_tokens: 80,
+  model, messages, tools: [tool], tool_choice: "required", parallel_tool_calls: false,
+  max_tokens: 200, temperature: 0,
 });
 const [call] = called.choices[0].message.tool_calls;
 assert.equal(call.function.name, "count");
@@ -65,7 +66,7 @@ assert("city" in JSON.parse(call.function.arguments));
 passed("tools");
 
 const parsed = await client.chat.completions.parse({
-  model, messages, max_tokens: 80, response_format: zodResponseFormat(City, "city"),
+  model, messages, max_tokens: 200, temperature: 0, response_format: zodResponseFormat(City, "city"),
 });
 assert.equal(typeof parsed.choices[0].message.parsed.city, "string");
 passed("structured output with parse");

@@ -15,7 +15,7 @@ TOOL = {"type": "function", "function": {"name": "count", "parameters": SCHEMA}}
 
 class City(BaseModel):
     city: str = Field(max_length=20)
-    people: int
+    people: int = Field(ge=0, le=99)
 
 
 def chats(client: openai.OpenAI) -> None:
@@ -56,14 +56,26 @@ def tools(client: openai.OpenAI) -> None:
     named = {"type": "function", "function": {"name": "count"}}
     for choice in ("required", named):
         answer = client.chat.completions.create(
-            model=MODEL, messages=HELLO, tools=[TOOL], tool_choice=choice, max_tokens=80
+            model=MODEL,
+            messages=HELLO,
+            tools=[TOOL],
+            tool_choice=choice,
+            max_tokens=200,
+            parallel_tool_calls=False,
+            temperature=0,
         )
         call, *_ = answer.choices[0].message.tool_calls
         assert call.function.name == "count"
         assert set(json.loads(call.function.arguments)) == {"city", "people"}
     assert answer.choices[0].finish_reason in ("tool_calls", "stop")
     with client.chat.completions.stream(
-        model=MODEL, messages=HELLO, tools=[TOOL], tool_choice="required", max_tokens=80
+        model=MODEL,
+        messages=HELLO,
+        tools=[TOOL],
+        tool_choice="required",
+        max_tokens=200,
+        parallel_tool_calls=False,
+        temperature=0,
     ) as stream:
         final = stream.get_final_completion()
     call, *_ = final.choices[0].message.tool_calls
@@ -73,7 +85,7 @@ def tools(client: openai.OpenAI) -> None:
 
 def structured(client: openai.OpenAI) -> None:
     answer = client.chat.completions.parse(
-        model=MODEL, messages=HELLO, response_format=City, max_tokens=80
+        model=MODEL, messages=HELLO, response_format=City, max_tokens=200, temperature=0
     )
     assert isinstance(answer.choices[0].message.parsed, City)
     passed("structured output with parse")

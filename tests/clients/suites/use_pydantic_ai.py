@@ -18,7 +18,7 @@ class City(BaseModel):
     """A city."""
 
     city: str = Field(max_length=20)
-    people: int
+    people: int = Field(ge=0, le=99)
 
 
 async def main() -> None:
@@ -34,7 +34,7 @@ async def main() -> None:
     assert "".join(pieces).strip() == answer.output.strip()
     passed("streaming")
 
-    settings = {"max_tokens": 80, "timeout": 600}
+    settings = {"max_tokens": 80, "temperature": 0, "timeout": 600}
     typed = Agent(model, output_type=NativeOutput(City), model_settings=settings)
     assert isinstance((await typed.run("Paris has two million people.")).output, City)
     passed("schema")
