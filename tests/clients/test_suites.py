@@ -7,6 +7,7 @@ which says what it did. Afterwards nothing of it may be left: each has cancelled
 from __future__ import annotations
 
 import json
+import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -43,6 +44,8 @@ STEPS: dict[str, tuple[str, ...]] = {
     "use_pydantic_ai.py": ("chat", "streaming", "schema", "tool call", "cancel", "error"),
     "use_ai_sdk.mjs": ("chat", "streaming", "schema", "tool call", "cancel", "error"),
 }
+# The others run with SHOAL_FULL=1: each takes seconds to import its library alone.
+ALWAYS = ("use_openai.py", "use_openai.mjs", "use_langchain.py", "use_ai_sdk.mjs")
 PACKAGES: dict[str, tuple[str, ...]] = {
     "use_openai.py": ("openai",),
     "use_openai.mjs": ("openai",),
@@ -79,6 +82,8 @@ def command(suite: str) -> list[str]:
 
 @pytest.mark.parametrize("suite", STEPS)
 def test_a_suite(fleet: ServedFleet, suite: str) -> None:
+    if suite not in ALWAYS and not os.environ.get("SHOAL_FULL"):
+        pytest.skip("SHOAL_FULL=1 runs it")
     program = command(suite)
     # litellm would look its table of prices up in the network.
     env = {"CLIENTS_NODE": str(NODE_MODULES.parent), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
