@@ -122,9 +122,10 @@ class Admission:
     def on_change(self) -> None:
         """Workers came or went."""
         for queue in self._queues.values():
+            absent = not list(self._ready_workers(queue.model))
+            # Also of an empty queue: who comes later is not to end with the wait of others.
+            self._watch_absence(queue, absent=absent and len(queue.turns) > 0)
             if len(queue.turns):
-                absent = not list(self._ready_workers(queue.model))
-                self._watch_absence(queue, absent=absent)
                 self._call_next(queue)
 
     def retry_after(self, model: str, tenant: str) -> float:
@@ -141,9 +142,8 @@ class Admission:
     def _has_room(self, model: str, queue: _ModelQueue) -> bool:
         """Also where no worker is ready: what then is not for a queue to decide."""
         workers = list(self._ready_workers(model))
-        if queue.num_called:
-            return sum(max(worker.room, 0) for worker in workers) > queue.num_called
-        return not workers or any(worker.room > 0 for worker in workers)
+        room = sum(max(worker.room, 0) for worker in workers)
+        return not workers or room > queue.num_called
 
     def _call_next(self, queue: _ModelQueue) -> None:
         for worker in self._ready_workers(queue.model):

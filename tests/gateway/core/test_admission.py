@@ -254,6 +254,42 @@ async def test_a_queue_whose_workers_stay_away_ends(monkeypatch: pytest.MonkeyPa
         await asyncio.wait_for(waiting, 5)
 
 
+async def test_the_wait_of_those_who_left_ends_nobody_elses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admission_module, "PATIENCE_SECONDS", 0.05)
+    workers = [_Full()]
+    queue = Admission(lambda model: workers, 10, {}, lambda seconds: None)
+    left = asyncio.create_task(queue.enter("m", request()))
+    await asyncio.sleep(0)
+    gone = workers.pop()
+    queue.on_change()
+    left.cancel()
+    await asyncio.wait([left])
+    workers.append(gone)
+    queue.on_change()
+    waiting = asyncio.create_task(queue.enter("m", request()))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    gone.room = 1
+    queue.on_load(gone)
+    assert await asyncio.wait_for(waiting, 5)
+
+
+async def test_nobody_queues_for_workers_that_went_while_one_was_called() -> None:
+    workers = [_Full()]
+    queue = Admission(lambda model: workers, 10, {}, lambda seconds: None)
+    called = asyncio.create_task(queue.enter("m", request()))
+    await asyncio.sleep(0)
+    workers[0].room = 1
+    queue.on_load(workers[0])
+    workers.clear()
+    queue.on_change()
+    async with asyncio.timeout(5):
+        assert await queue.enter("m", request()) is False  # before the other has run
+    assert await called
+
+
 async def test_retry_after_follows_the_pace_of_the_queue() -> None:
     loop = asyncio.get_running_loop()
     worker = _Full()
