@@ -276,12 +276,13 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
             self.breaker.succeed()
 
     def _fail(self) -> None:
-        was_ready = self.ready
+        was_ready, num_openings = self.ready, self.breaker.num_openings
         self.breaker.fail(self._clock())
+        if self.breaker.num_openings > num_openings:  # also again, by a probe that failed
+            self._announce_next_chance()
         if was_ready and not self.ready:
             log.warning("a worker's circuit breaker opened", extra={"peer": self._name})
             self._changed()
-            self._announce_next_chance()
 
     def _announce_next_chance(self) -> None:
         """Wakes those who wait for a worker when the breaker lets a probe through."""

@@ -22,6 +22,7 @@ from services.common.errors import (
     Unavailable,
 )
 from services.gateway.domain import ChatPrompt, Message, TextPrompt
+from services.gateway.peers import breaker as breaker_module
 from services.gateway.peers.pool import PeerPool
 from services.gateway.peers.session import SessionTimes, error_from_rpc
 from services.gateway.peers.worker import Request, Response, WorkerPeer
@@ -252,6 +253,32 @@ async def test_a_new_session_has_nothing_unreported() -> None:
     assert peer.load == 1
     peer._lose(PeerLost("gone"))
     assert peer.load == 0
+
+
+async def test_a_probe_that_fails_tells_when_the_next_may_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(breaker_module, "FIRST_PAUSE_SECONDS", 0.01)
+    changed = asyncio.Event()
+    peer = WorkerPeer("a:1", SessionTimes(), changed.set, PrefixIndex())
+    peer._on_frame(Response(info=worker_pb2.WorkerInfo(epoch=1)))
+    refusal = common_pb2.Error(code=common_pb2.ERROR_CODE_UNAVAILABLE)
+    for _ in range(breaker_module.THRESHOLD + 1):  # the last one is the probe
+        async with asyncio.timeout(5):
+            while not peer.ready:
+                await changed.wait()
+                changed.clear()
+        submit = worker_pb2.Submit()
+        peer.submit(submit, Mock())
+        step = worker_pb2.StepFrame()
+        step.rejected.add(handle=submit.handle, error=refusal)
+        peer._on_frame(Response(step=step))
+    assert peer.breaker.num_openings == 2
+    changed.clear()
+    async with asyncio.timeout(5):  # by itself it would be told of after PROBE_SECONDS
+        while not peer.ready:
+            await changed.wait()
+            changed.clear()
 
 
 @pytest.mark.parametrize("error", [Overloaded("full", retry_after=1.2), Unavailable("loading")])
