@@ -51,8 +51,8 @@ Global___WorkerSessionRequest: _TypeAlias = WorkerSessionRequest  # noqa: Y015
 
 @_typing.final
 class Submit(_message.Message):
-    """One request for the engine. A worker holds 16,384 at most, those that wait for its
-    engine included, and refuses more with OVERLOADED.
+    """One request for the engine. A session may have 16,384, those that wait included; one
+    beyond is refused with OVERLOADED.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -18,7 +18,7 @@ from services.worker.metrics import WorkerMetrics
 from services.worker.sessions import HandleMap, Session
 from services.worker.spans import RequestSpans
 
-MAX_LIVE = 16_384  # requests, of all sessions: far more than an engine queues
+MAX_LIVE = 16_384  # requests of one session: far more than an engine queues
 RETRY_SECONDS = 1.0  # when a client may try again at a worker that loads or drains
 
 
@@ -221,8 +221,8 @@ class Agent:
             error = Unavailable("the worker is draining", retry_after=RETRY_SECONDS)
         elif submit.handle in session.engine_handles:
             error = InvalidRequest(f"handle {submit.handle} is in use", param="handle")
-        elif len(self._handles) >= MAX_LIVE:
-            error = Overloaded(f"the worker has {MAX_LIVE} requests", retry_after=RETRY_SECONDS)
+        elif len(session.names) >= MAX_LIVE:
+            error = Overloaded(f"a session may have {MAX_LIVE} requests", retry_after=RETRY_SECONDS)
         else:
             handle = self._handles.claim(session, submit.handle)
             self._idle.clear()

@@ -55,7 +55,11 @@ class Oracle:
                 try:
                     self._round(f"beside {number}")
                 except grpc.RpcError as error:
-                    self.wrong.append(f"round {number}: {error}")
+                    # A queue that somebody filled is told; the client comes back.
+                    if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                        self.wrong.append(f"round {number}: {error}")
+                        self._rounds.release()
+                    continue
                 self._rounds.release()
 
     def _round(self, prompt: str) -> None:

@@ -198,14 +198,14 @@ def test_wrong_jobs_are_their_own(victims: Victims) -> None:
             tokenizer_pb2.TokenizerSessionRequest(
                 jobs=[job(first + number, text="x") for number in range(10_000)]
             )
-            for first in range(100, 100_100, 10_000)
+            for first in range(100, 20_100, 10_000)
         ),
     ]
     outcomes: dict[int, str | None] = {}
     with victims.unharmed(), victims.channel("tokenizer") as channel:
         for response in session_of(channel, "tokenizer", requests):
             outcomes.update({row.handle: row.WhichOneof("outcome") for row in response.results})
-            if len(outcomes) == len(jobs) + 100_000:
+            if len(outcomes) == len(jobs) + 20_000:
                 break
     assert outcomes[0] == outcomes[HUGE] == "response"
     assert {outcomes[handle] for handle in range(1, 6)} == {"error"}
