@@ -187,7 +187,7 @@ class LiveGeneration:
 
     def on_worker_draining(self, choice: Choice) -> None:
         assert self._placement is not None, "it placed the choice"
-        if self._placement.starts_sooner_elsewhere():
+        if self._placement.starts_sooner_elsewhere(choice):
             choice.leave_worker()
             self.on_moved(choice)
 

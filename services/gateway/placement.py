@@ -112,9 +112,9 @@ class Placement:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def starts_sooner_elsewhere(self) -> bool:
-        """Some ready worker of the model has nobody waiting."""
-        return self._host.fleet.has_idle_queue(self._model)
+    def starts_sooner_elsewhere(self, choice: Choice) -> bool:
+        """Some ready worker that could take the choice has nobody waiting."""
+        return self._host.fleet.has_idle_queue(self._model, choice.fingerprint)
 
     def has_another_decoder(self) -> bool:
         """Some detokenizer that is not draining is there."""
@@ -158,6 +158,8 @@ class Placement:
             if worker is None:
                 patience = self._patience() if promised else self._host.hold_timeout
                 worker = await self._pick_worker(choice, refused, patience)
+            if choice.finish_reason is not None:
+                return None  # a stop string was found in what it had, while it waited
             try:
                 return await choice.submit_to(worker, self._submit_message(choice))
             except (PeerLost, HandedBack) as error:

@@ -214,9 +214,10 @@ class PeerFleet:
         """Whether `pick_worker` would find one now."""
         return bool(self._able_workers(model, fingerprint, avoid))
 
-    def has_idle_queue(self, model: Model) -> bool:
-        """Some ready worker of the model has nobody waiting, as last reported."""
-        return any(not worker.reported.num_waiting for worker in self.ready_workers(model.name))
+    def has_idle_queue(self, model: Model, fingerprint: str | None) -> bool:
+        """Some worker that `pick_worker` would find has nobody waiting, as last reported."""
+        workers = self._able_workers(model, fingerprint, ())
+        return any(not worker.reported.num_waiting for worker in workers)
 
     async def pick_decoder(self, model: Model, patience: float) -> Decoder:
         """Where to open a text. Raises Unavailable."""

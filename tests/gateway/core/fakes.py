@@ -376,6 +376,12 @@ class FakeDetokenizer(tokenizer_pb2_grpc.DetokenizerServicer):
         self.lookups = 0
         self._session: Link | None = None
 
+    def release(self) -> None:
+        """Answers what was held, and holds no more."""
+        assert self._session is not None
+        self.hold = False
+        self._session.send()
+
     def drain(self) -> None:
         assert self._session is not None
         self._session.outbox.pending.draining = True

@@ -114,6 +114,31 @@ async def test_what_waits_at_a_draining_worker_starts_elsewhere(tmp_path: Path) 
         await rig.settled()
 
 
+async def test_a_resume_that_no_other_worker_could_take_stays_where_it_waits(
+    tmp_path: Path,
+) -> None:
+    async with make_rig(tmp_path, workers=2) as rig:
+        worker, other = rig.workers
+        other.info.fingerprint = "other"
+        await other.server.kill()
+        await rig.until_fleet(lambda fleet: len(fleet.workers.ready) == 1)
+        generation = await rig.core.start(request(max_tokens=400, timeout=10.0))
+        chunks = await read_until(generation, 3)
+        await worker.server.kill()
+        worker.auto = False
+        await worker.server.start()
+        await rig.until(lambda: worker.running)
+        await other.server.start()
+        await rig.until_fleet(lambda fleet: len(fleet.workers.ready) == 2)
+        worker.drain()
+        await rig.until_fleet(lambda fleet: len(fleet.workers.ready) == 1)
+        worker.auto = True
+        chunks += await collect(generation)
+        assert joined(chunks)[1] == expected_ids("hello", 400)
+        assert not other.submits
+        await rig.settled()
+
+
 @pytest.mark.parametrize("stop", [(), ("zq",)])
 async def test_a_text_leaves_a_draining_detokenizer(tmp_path: Path, stop: tuple[str, ...]) -> None:
     async with make_rig(tmp_path, detokenizers=2, max_resumes=0) as rig:

@@ -65,6 +65,33 @@ async def test_a_stop_string_is_found_across_the_move(tmp_path: Path) -> None:
         await rig.settled()
 
 
+async def test_a_choice_that_ends_at_a_stop_string_while_it_moves_goes_nowhere(rig: Rig) -> None:
+    text = expected_text("hello", 60)
+    stop = text[20:24]
+    rig.worker.auto = False
+    generation = await rig.core.start(request(max_tokens=60, text=TextOptions(stop=(stop,))))
+    await rig.until(lambda: rig.detokenizer.texts)
+    rig.detokenizer.hold = True
+    rig.worker.step(tokens=30)
+    await rig.until(lambda: not rig.detokenizer.texts)  # it has found the stop string
+    await rig.worker.server.kill()
+    await rig.until_fleet(lambda fleet: not fleet.workers.ready)
+    rig.detokenizer.release()
+    chunks = []
+    async with asyncio.timeout(10):
+        while not chunks or chunks[-1].finish_reason is None:
+            chunks.append(await anext(generation))
+    rig.worker.auto = True
+    await rig.worker.server.start()
+    await rig.until_fleet(lambda fleet: fleet.workers.ready)
+    await collect(await rig.core.start(request()))
+    assert len(rig.worker.submits) == 2  # one a request
+    chunks += await collect(generation)
+    assert joined(chunks)[0] == text[: text.index(stop)]
+    assert generation.usage.completion_tokens == text.index(stop) + 4
+    await rig.settled()
+
+
 async def test_with_one_worker_a_stream_waits_for_its_return(rig: Rig) -> None:
     generation = await rig.core.start(request(max_tokens=40))
     chunks = await read_until(generation, 3)
