@@ -21,7 +21,13 @@ from services.gateway.openai.output.pieces import (
     Piece,
     Reasoning,
 )
-from services.gateway.openai.output.tool_calls import HERMES, LLAMA3_JSON, Syntax, ToolCallParser
+from services.gateway.openai.output.tool_calls import (
+    HERMES,
+    LLAMA3_JSON,
+    MAX_FALSE_CALLS,
+    Syntax,
+    ToolCallParser,
+)
 
 F = '{"name": "f", "arguments": {"a": "}\\"<x>", "b": [1, {}]}}'
 F_ARGUMENTS = '{"a": "}\\"<x>", "b": [1, {}]}'
@@ -196,6 +202,19 @@ def test_cuts_make_no_difference_to_reasoning(
         return joined([*out, *parser.finish()])
 
     assert whole(pieces) == whole(["".join(pieces)])
+
+
+@pytest.mark.parametrize("size", [1, 7, 1_000_000])
+@pytest.mark.parametrize("false", ["<tool_call>{}", '<tool_call>{\\"'])
+def test_an_output_full_of_false_marks_is_content_from_there_on(false: str, size: int) -> None:
+    call_text = f"<tool_call>{F}</tool_call>"
+    for number in (MAX_FALSE_CALLS - 1, MAX_FALSE_CALLS):
+        text = number * false + call_text
+        out = parsed(HERMES, [text[at : at + size] for at in range(0, len(text), size)])
+        if number < MAX_FALSE_CALLS:
+            assert out == [["text", number * false], call(0, "f", F_ARGUMENTS)]
+        else:
+            assert out == [["text", text]]
 
 
 def test_arguments_go_out_as_they_come() -> None:

@@ -5,7 +5,9 @@
 
 A call is announced once its name is known to be a tool's and its arguments begin; from
 there they go out as they come. What only looks like a call, until it is seen to be none,
-is content. Blanks between calls, and around them, are no content.
+is content. Blanks between calls, and around them, are no content. What follows a false mark
+is looked at again, so after MAX_FALSE_CALLS of them all is content: else an output of nothing
+but marks would take time by the square of its length.
 
     text --opening mark--> head --name and "{"--> arguments --"}"--> tail --> text
                              '--------- no call: it is content --------------'
@@ -45,6 +47,8 @@ class Syntax:
 HERMES = Syntax("<tool_call>", "</tool_call>", bare=False)
 LLAMA3_JSON = Syntax("<|python_tag|>", "", bare=True)
 
+MAX_FALSE_CALLS = 64
+
 _HEAD = re.compile(
     r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*("(?:[^"\\]|\\.){0,256}")\s*,'
     r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
@@ -61,6 +65,7 @@ class ToolCallParser:
     def __init__(self, syntax: Syntax, names: Collection[str], new_id: Callable[[], str]) -> None:
         """`names` are the tools'; a call of another is no call."""
         self.num_calls = 0
+        self._num_false = 0  # marks that no call followed
         self._syntax = syntax
         self._names = names
         self._new_id = new_id
@@ -113,6 +118,10 @@ class ToolCallParser:
 
     def _step_text(self) -> bool:
         syntax = self._syntax
+        if self._num_false >= MAX_FALSE_CALLS:
+            text, self._buffer = self._buffer, ""
+            self._say(text)
+            return False
         if syntax.bare and self._at_edge and not self._step_edge():
             return self._state == "head"
         at = self._buffer.find(syntax.opening)
@@ -224,6 +233,7 @@ class ToolCallParser:
 
     def _reject(self) -> bool:
         """It is no call: its mark is content, and so may the rest be."""
+        self._num_false += 1
         self._state = "text"
         self._at_edge = False
         self._say(self._mark)
