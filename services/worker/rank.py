@@ -4,7 +4,7 @@ Rank 0 owns the scheduler and the socket to the agent; other ranks follow it. No
 no event loop run here: the loop below has the interpreter to itself.
 
     while the engine has work: read what has come, make a step, send what the socket takes
-    while it has none:         wait on the socket, with a sign of life each second
+    while it has none:         wait on the socket, with a sign of life every two seconds
 """
 
 from __future__ import annotations

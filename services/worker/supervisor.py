@@ -37,7 +37,7 @@ class Limits:
     """How long the supervisor waits, in seconds.
 
     A ready engine may be silent for max(`silence`, 10 x its recent step time); it
-    sends a sign of life every second while idle, so one rule serves both states.
+    sends a sign of life every two seconds while idle, so one rule serves both states.
     """
 
     connect: float = 180.0  # from the start of the processes to rank 0's connection
