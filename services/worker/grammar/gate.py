@@ -57,6 +57,7 @@ class GrammarGate:
 
         `now` is the caller's clock, in seconds.
         """
+        self._drain()  # also for nobody: a wake-up that stays would keep the idle loop awake
         output = StepOutput()
         if not self._waiting and not any(s.sampling.grammar for s in commands.submits):
             return commands, output
@@ -100,7 +101,6 @@ class GrammarGate:
 
     def _release(self, now: float, output: StepOutput) -> list[Submission]:
         """The requests whose grammar is there, in order of arrival; those without are refused."""
-        self._drain()
         ready = []
         for waiting in [w for w in self._waiting.values() if w.future.done()]:
             submission = waiting.submission

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import select
 from collections.abc import Iterator
+from concurrent.futures import Future
+from unittest.mock import Mock
 
 import pytest
 
 from services.common.errors import InvalidRequest
 from services.worker.core import FinishReason, Grammar, SamplingParams
 from services.worker.grammar.cache import GrammarCache
+from services.worker.grammar.compiler import LibraryMatcher
 from services.worker.grammar.gate import GrammarGate
 from services.worker.scheduler.request import Commands, StepOutput, Submission
 from tests.worker.scheduler.harness import EOS, make_info
@@ -73,6 +76,18 @@ def test_an_abort_ends_a_request_that_waits(gate: GrammarGate) -> None:
     passed, answers = take_when_ready(gate)
     assert [s.handle for s in passed] == [3]
     assert [handle for handle, _ in answers.rejected] == [1]
+
+
+def test_a_grammar_that_nobody_waits_for_any_more_wakes_the_loop_once() -> None:
+    future: Future[LibraryMatcher] = Future()
+    future.set_running_or_notify_cancel()
+    gate = GrammarGate(Mock(get=Mock(return_value=future)), make_info())
+    gate.take(Commands([request(1, "ab")]), 0.0)
+    gate.take(Commands(aborts=[1]), 0.0)
+    future.set_exception(InvalidRequest("too late"))
+    assert select.select([gate.fd], [], [], TIMEOUT)[0]
+    gate.take(Commands(), 0.0)
+    assert not select.select([gate.fd], [], [], 0)[0], "an idle rank would never rest"
 
 
 @pytest.mark.parametrize(
