@@ -205,11 +205,11 @@ class _Gauges(Collector):
             "state",
             fleet.breaker_states().items(),
         )
-        openings = CounterMetricFamily(
-            "shoal_gateway_breaker_openings", "Times a worker's circuit breaker opened"
+        yield CounterMetricFamily(
+            "shoal_gateway_breaker_openings",
+            "Times a worker's circuit breaker opened",
+            value=fleet.num_breaker_openings,
         )
-        openings.add_metric([], sum(worker.breaker.num_openings for worker in fleet.workers))
-        yield openings
 
     def _load(self) -> Iterator[Metric]:
         reports = [worker.reported for worker in self._census.fleet.workers.ready]

@@ -85,6 +85,7 @@ class PeerFleet:
         )
         self.local_decoder = local_decoder
         self.num_reencodes = 0  # encodes repeated because their tokenizer was lost
+        self.num_breaker_openings = 0  # also of workers that have gone since
         self.on_change: Callable[[], None] = lambda: None  # peers came, went or drain
         self.on_load: Callable[[WorkerPeer], None] = lambda worker: None  # a worker told its load
         self._policy = policy
@@ -292,7 +293,11 @@ class PeerFleet:
     def _make_worker(self, address: str, times: SessionTimes) -> WorkerPeer:
         worker = WorkerPeer(address, times, self.announce_change, self._index)
         worker.on_load = self._tell_load
+        worker.on_breaker_open = self._count_opening
         return worker
+
+    def _count_opening(self) -> None:
+        self.num_breaker_openings += 1
 
     def _tell_load(self, worker: WorkerPeer) -> None:
         self.on_load(worker)

@@ -112,6 +112,7 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
         self.reported = worker_pb2.Load()
         self.breaker = Breaker()
         self.on_load: Callable[[WorkerPeer], None] = lambda peer: None  # after a load was told
+        self.on_breaker_open: Callable[[], None] = lambda: None
         self._index = index
         self._num_reported = 0  # running or waiting, as reported
         self._unreported = 0  # submitted since the worker last reported its load
@@ -279,6 +280,7 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
         was_ready, num_openings = self.ready, self.breaker.num_openings
         self.breaker.fail(self._clock())
         if self.breaker.num_openings > num_openings:  # also again, by a probe that failed
+            self.on_breaker_open()
             self._announce_next_chance()
         if was_ready and not self.ready:
             log.warning("a worker's circuit breaker opened", extra={"peer": self._name})

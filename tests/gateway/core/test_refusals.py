@@ -56,6 +56,17 @@ async def test_failures_in_a_row_open_the_circuit_and_a_probe_closes_it(tmp_path
         await rig.settled()
 
 
+async def test_openings_are_counted_also_of_a_worker_that_has_gone(tmp_path: Path) -> None:
+    async with make_rig(tmp_path, workers=2, routing="round-robin") as rig:
+        bad, good = rig.workers
+        bad.reject_with = UNAVAILABLE
+        while rig.core.fleet.breaker_states()["open"] == 0:
+            await collect(await rig.core.start(request()))
+        rig.core.fleet.workers._apply(frozenset({good.server.address}))
+        assert len(list(rig.core.fleet.workers)) == 1
+        assert sample(rig, "shoal_gateway_breaker_openings_total") == 1
+
+
 async def test_a_lone_worker_whose_circuit_is_open_is_told_by_readiness(rig: Rig) -> None:
     rig.worker.reject_with = UNAVAILABLE
     while rig.core.readiness().ready:
