@@ -77,7 +77,7 @@ async def test_a_choice_that_ends_at_a_stop_string_while_it_moves_goes_nowhere(r
     await rig.worker.server.kill()
     await rig.until_fleet(lambda fleet: not fleet.workers.ready)
     rig.detokenizer.release()
-    chunks = []
+    chunks: list[Chunk] = []
     async with asyncio.timeout(10):
         while not chunks or chunks[-1].finish_reason is None:
             chunks.append(await anext(generation))
