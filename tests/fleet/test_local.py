@@ -51,6 +51,16 @@ def _pids(fleet: LocalFleet) -> dict[str, int | None]:
     return {info.name: info.pid for info in fleet.processes}
 
 
+def _children() -> set[int]:
+    return {child.pid for child in psutil.Process().children()}
+
+
+@pytest.fixture
+def children() -> set[int]:
+    """The processes of fleets that other tests share, which are no business of this one's."""
+    return _children()
+
+
 async def test_a_fleet_starts_reports_and_stops_in_order(config: FleetConfig) -> None:
     display = Recorder()
     async with LocalFleet(config, display, plan=scripted.plan) as fleet:
@@ -90,7 +100,9 @@ async def test_every_service_comes_back_after_sigkill(
         assert {entry["name"]: entry["pid"] for entry in table["processes"]} == _pids(fleet)
 
 
-async def test_a_mistake_at_start_ends_the_fleet_with_its_sentence(config: FleetConfig) -> None:
+async def test_a_mistake_at_start_ends_the_fleet_with_its_sentence(
+    config: FleetConfig, children: set[int]
+) -> None:
     def plan(config: FleetConfig, run_dir: Path) -> list[ServiceSpec]:
         *others, _ = scripted.plan(config, run_dir)
         return [*others, scripted.spec("worker", run_dir, "--mishap=mistake")]
@@ -99,10 +111,10 @@ async def test_a_mistake_at_start_ends_the_fleet_with_its_sentence(config: Fleet
     with pytest.raises(StartupError, match=r"^there is no model 'nonesuch'$"):
         await fleet.start()
     assert set(_pids(fleet).values()) == {None}
-    assert not psutil.Process().children()
+    assert _children() == children
 
 
-async def test_a_start_can_be_given_up(config: FleetConfig) -> None:
+async def test_a_start_can_be_given_up(config: FleetConfig, children: set[int]) -> None:
     def plan(config: FleetConfig, run_dir: Path) -> list[ServiceSpec]:
         *others, _ = scripted.plan(config, run_dir)
         return [*others, scripted.spec("worker", run_dir, "--mishap=never-ready")]
@@ -113,10 +125,12 @@ async def test_a_start_can_be_given_up(config: FleetConfig) -> None:
         async with asyncio.timeout(2):
             await fleet.start()
     assert "closed" in display.lines
-    assert not psutil.Process().children()
+    assert _children() == children
 
 
-async def test_a_service_that_will_not_stop_is_killed(config: FleetConfig) -> None:
+async def test_a_service_that_will_not_stop_is_killed(
+    config: FleetConfig, children: set[int]
+) -> None:
     def plan(config: FleetConfig, run_dir: Path) -> list[ServiceSpec]:
         gateway, *others = scripted.plan(config, run_dir)
         return [replace(gateway, command=(*gateway.command, "--mishap=stubborn")), *others]
@@ -124,10 +138,12 @@ async def test_a_service_that_will_not_stop_is_killed(config: FleetConfig) -> No
     fleet = LocalFleet(replace(config, drain_timeout=0.1), plan=plan, stop_margin=0.1)
     await fleet.start()
     await fleet.stop()
-    assert not psutil.Process().children()
+    assert _children() == children
 
 
-async def test_a_service_stopped_while_it_is_being_started_is_not_left_running() -> None:
+async def test_a_service_stopped_while_it_is_being_started_is_not_left_running(
+    children: set[int],
+) -> None:
     class NoProbe:
         async def watch(self, service: Service) -> AsyncIterator[Progress]:
             await asyncio.Event().wait()
@@ -143,7 +159,7 @@ async def test_a_service_stopped_while_it_is_being_started_is_not_left_running()
     await service.stop(1.0)
     async with asyncio.timeout(10):
         await running
-    assert not psutil.Process().children()
+    assert _children() == children
 
 
 CHATTY = """

@@ -24,6 +24,7 @@ from tests.integration.test_fleet_life import assert_nothing_is_held
 NUM_REQUESTS = 20_000 if os.environ.get("SHOAL_FULL") else 2_000
 SEED = int(os.environ.get("SHOAL_FUZZ_SEED") or random.SystemRandom().randrange(1 << 32))
 AT_ONCE = 12
+PATIENCE = 120.0
 REFUSALS = {400, 401, 404, 405, 408, 413, 415, 422, 429}
 BESIDE = {"prompt": "the stream beside", "max_tokens": 100, "ignore_eos": True, "seed": 1}
 LEAKS = ("Traceback", 'File "', "site-packages", "Error(")
@@ -66,12 +67,15 @@ def _stream_fault(text: str) -> str | None:
 
 async def fire(client: httpx.AsyncClient, shots: Iterator[Shot], counts: Counter[str]) -> None:
     for shot in shots:
-        response = await client.post(shot.path, content=shot.body, headers=shot.headers)
-        fault = verdict(shot, response)
-        assert fault is None, (
-            f"{fault}: {response.status_code} {response.text[:500]!r}\n"
-            f"for {shot.path} {shot.how} {shot.headers}\n{shot.body[:2000]!r}"
+        sent = (
+            f"SHOAL_FUZZ_SEED={SEED}: {shot.path} {shot.how} {shot.headers}\n{shot.body[:2000]!r}"
         )
+        try:
+            response = await client.post(shot.path, content=shot.body, headers=shot.headers)
+        except httpx.TimeoutException:
+            pytest.fail(f"no answer within {PATIENCE:g} s\nfor {sent}")
+        fault = verdict(shot, response)
+        assert fault is None, f"{fault}: {response.status_code} {response.text[:500]!r}\nfor {sent}"
         counts[str(response.status_code)] += 1
 
 
@@ -102,7 +106,7 @@ async def test_nothing_a_client_sends_does_harm(
     processes = {(entry["name"], entry["pid"]) for entry in fleet.processes()}
     counts: Counter[str] = Counter()
     fired = asyncio.Event()
-    async with httpx.AsyncClient(base_url=fleet.url, timeout=120) as client:
+    async with httpx.AsyncClient(base_url=fleet.url, timeout=PATIENCE) as client:
         beside = asyncio.create_task(watch(client, await stream_text(client), fired))
         try:
             await asyncio.gather(*(fire(client, shots, counts) for _ in range(AT_ONCE)))
