@@ -186,7 +186,9 @@ class Request:
         self.state = State.WAITING
         self.slot = -1
         self.table: PageTable | None = None
-        self.prefill_ids = self.token_ids if self.output_ids else self.prompt_ids
+        # With no more to come the prompt alone counts: the outputs may be more than fit.
+        goes_on = 0 < len(self.output_ids) < self.sampling.max_tokens
+        self.prefill_ids = self.token_ids if goes_on else self.prompt_ids
         self.num_computed = 0
         self.num_sampled = len(self.output_ids)
         wanted = self.sampling.prompt_logprobs is not None and self.cached_tokens is None

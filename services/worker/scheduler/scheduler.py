@@ -179,6 +179,7 @@ class Scheduler:
             self._end(request, reason, output)
         else:  # the prompt alone is computed
             request.sampling = replace(sampling, max_tokens=len(request.output_ids))
+            request.requeue()
 
     def _check_room(self) -> None:
         """Raises Overloaded if the queue is full. What a free slot awaits does not queue."""

@@ -101,6 +101,18 @@ def test_prompt_logprobs_compute_what_is_cached_and_may_be_all_there_is() -> Non
     assert (nothing.tokens, nothing.reason) == ([], FinishReason.LENGTH)
 
 
+def test_a_resume_that_is_larger_than_the_pool_has_ended_and_holds_nobody_up() -> None:
+    harness = Harness(make_info(num_pages=16))
+    sampling = SamplingParams(max_tokens=4, prompt_logprobs=0)
+    over = harness.submit(prompt(20), sampling=sampling, resume_ids=prompt(200))
+    other = harness.submit(prompt(20), 2)
+    harness.run(max_steps=200)
+    assert over.prompt_logprobs is not None
+    assert [entry.token_id for entry in over.prompt_logprobs] == prompt(20)
+    assert (over.tokens, over.reason) == ([], FinishReason.LENGTH)
+    assert len(other.tokens) == 2
+
+
 def test_salts_do_not_share_a_prefix() -> None:
     harness = Harness()
     clients = []
