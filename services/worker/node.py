@@ -68,6 +68,7 @@ async def _first_host_gone(endpoint: str) -> None:
     A rank that is stopped would never notice, and so this process watches.
     """
     host, _, port = endpoint.rpartition(":")
+    host = host.strip("[]")  # of an IPv6 address
     while True:
         with suppress(OSError):
             reader, writer = await asyncio.open_connection(host, int(port))

@@ -45,7 +45,7 @@ STEPS: dict[str, tuple[str, ...]] = {
     "use_ai_sdk.mjs": ("chat", "streaming", "schema", "tool call", "cancel", "error"),
 }
 # The others run with SHOAL_FULL=1: each takes seconds to import its library alone.
-ALWAYS = ("use_openai.py", "use_openai.mjs", "use_langchain.py", "use_ai_sdk.mjs")
+ALWAYS = ("use_openai.py", "use_openai.mjs", "use_langchain.py")
 PACKAGES: dict[str, tuple[str, ...]] = {
     "use_openai.py": ("openai",),
     "use_openai.mjs": ("openai",),
