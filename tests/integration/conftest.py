@@ -35,7 +35,7 @@ def fake_fleet() -> Iterator[ServedFleet]:
         yield served
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # no longer: the stream beside keeps a core busy
 def victims() -> Iterator[Victims]:
     """A fleet to be attacked, with a stream beside the attacks."""
     with ServedFleet(
