@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
+from grpc._cython import cygrpc  # type: ignore[attr-defined]  # has the error of a lost client
 
 from services.common import rich_status
 from services.common.errors import InternalError, InvalidRequest, ShoalError
@@ -37,6 +38,8 @@ async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: ShoalEr
                 error.status.grpc, rich_status.short_message(error), rich_status.trailers(error)
             )
     except TimeoutError:
+        raise asyncio.CancelledError
+    except cygrpc.ExecuteBatchError:  # the client went in this moment: nobody is left to tell
         raise asyncio.CancelledError
 
 

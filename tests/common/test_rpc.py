@@ -240,9 +240,13 @@ async def test_bytes_that_are_no_message_are_the_clients_fault(
     call: Any = channel.stream_stream(
         f"/shoal.v1.Worker/{method}", request_serializer=bytes, response_deserializer=bytes
     )(iter([b"\xff" * 20]))
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
+
+    async def read_to_the_end() -> None:
         while await call.read():
             pass
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await read_to_the_end()
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "not a message" in str(caught.value.details())
     assert not caplog.records
