@@ -35,7 +35,7 @@ from services.gateway.retry_budget import RetryBudget
 log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 30.0  # for another instance, when the request has no deadline
-_MAX_PAUSE_SECONDS = 1.0  # before a resume knocks at full queues again
+_MAX_PAUSE_SECONDS = 1.0  # before a resume knocks again at workers that refused it
 
 
 class Host(Protocol):
@@ -168,20 +168,26 @@ class Placement:
             except Overloaded as error:
                 if not overloaded and self._has_other(choice, refused, worker):
                     overloaded = True
-                    self._refused(choice, refused, worker, error, resuming=resuming)
+                    self._refused(choice, refused, worker, error, promised=promised)
                 elif promised and self._loop.time() < give_up_at:
-                    await asyncio.sleep(min(error.retry_after or 1.0, _MAX_PAUSE_SECONDS))
+                    await self._pause(error)
                     overloaded = False
                     refused.clear()
                 else:
                     raise
             except (Unavailable, InternalError) as error:
-                mends = resuming and isinstance(error, Unavailable)
+                mends = promised and isinstance(error, Unavailable)
                 if not mends and not self._has_other(choice, refused, worker):
                     raise
-                self._refused(choice, refused, worker, error, resuming=resuming)
+                self._refused(choice, refused, worker, error, promised=promised)
                 self._spend_move(choice, "worker", error)
+                if worker.address not in refused:  # there is no other
+                    await self._pause(error)
             worker = None
+
+    async def _pause(self, error: ShoalError) -> None:
+        """Waits as long as a worker that refused asks for, within reason."""
+        await asyncio.sleep(min(error.retry_after or 1.0, _MAX_PAUSE_SECONDS))
 
     def _refused(
         self,
@@ -190,10 +196,10 @@ class Placement:
         worker: WorkerPeer,
         error: ShoalError,
         *,
-        resuming: bool,
+        promised: bool,
     ) -> None:
         """Notes a refusal, so that another worker is asked if there is one."""
-        if not resuming:
+        if not promised:
             self._spend_retry(error)
         if self._has_other(choice, refused, worker):
             refused.add(worker.address)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Protocol, TypeVar
 
 from services.common.prefix_hash import BLOCK_TOKENS, prefix_hashes
@@ -86,7 +87,6 @@ class LongestPrefix:
         self._index = index
         self._factor = factor
         self._fallback = LeastLoaded(rng)
-        self._seeds: dict[str, int] = {}  # by address
 
     def choose(self, workers: Sequence[V], prompt_ids: Sequence[int], salt: str) -> V:
         if len(prompt_ids) < BLOCK_TOKENS or len(workers) == 1:
@@ -117,12 +117,10 @@ class LongestPrefix:
     def _rank(self, key: int, address: str) -> int:
         """An address's rank for a key, the same in every gateway; the highest has it
         (Thaler and Ravishankar, Using Name-Based Mappings to Increase Hit Rates, 1998)."""
-        seed = self._seeds.get(address)
-        if seed is None:
-            seed = self._seeds[address] = rendezvous_seed(address)
-        return rendezvous_rank(key, seed)
+        return rendezvous_rank(key, rendezvous_seed(address))
 
 
+@lru_cache(maxsize=4096)  # addresses come and go for ever; no fleet has more at once
 def rendezvous_seed(name: str) -> int:
     """What stands for a name in rendezvous hashing."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")

@@ -297,6 +297,25 @@ async def test_nor_does_a_resume_before_the_first_id(tmp_path: Path) -> None:
         await rig.settled()
 
 
+async def test_lost_before_acceptance_it_waits_for_a_lone_worker_that_is_not_yet_able(
+    rig: Rig,
+) -> None:
+    rig.worker.accept = False
+    task = asyncio.create_task(rig.core.start(request()))
+    await rig.until(lambda: rig.worker.submits)
+    await rig.worker.server.kill()
+    rig.worker.info.epoch = 2
+    rig.worker.accept = True
+    rig.worker.reject_with = common_pb2.Error(
+        code=common_pb2.ERROR_CODE_UNAVAILABLE, message="not yet", retry_after_ms=20
+    )
+    await rig.worker.server.start()
+    await rig.until(lambda: len(rig.worker.submits) >= 2)
+    rig.worker.reject_with = None
+    assert joined(await collect(await task))[1] == expected_ids("hello", 10)
+    await rig.settled()
+
+
 async def test_a_peer_that_cancels_its_session_is_a_peer_that_was_lost(tmp_path: Path) -> None:
     async with make_rig(tmp_path, workers=2) as rig:
         generation = await rig.core.start(request(max_tokens=60))
