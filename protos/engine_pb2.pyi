@@ -32,8 +32,11 @@ class EngineCommand(_message.Message):
     SUBMITS_FIELD_NUMBER: _builtins.int
     ABORTS_FIELD_NUMBER: _builtins.int
     FLUSH_CACHE_FIELD_NUMBER: _builtins.int
+    WATCH_STEPS_FIELD_NUMBER: _builtins.int
     flush_cache: _builtins.bool
     """Drop the prefix cache and answer with flushed_pages."""
+    watch_steps: _builtins.bool
+    """Whether to tell of every step from now on. Absent: as before; at the start: no."""
     @_builtins.property
     def submits(self) -> _containers.RepeatedCompositeFieldContainer[_worker_pb2.Submit]:
         """New requests; handles are the agent's own, unique in the engine."""
@@ -48,12 +51,15 @@ class EngineCommand(_message.Message):
         submits: _abc.Iterable[_worker_pb2.Submit] | None = ...,
         aborts: _abc.Iterable[_builtins.int] | None = ...,
         flush_cache: _builtins.bool = ...,
+        watch_steps: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_watch_steps", b"_watch_steps", "watch_steps", b"watch_steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborts", b"aborts", "flush_cache", b"flush_cache", "submits", b"submits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_watch_steps", b"_watch_steps", "aborts", b"aborts", "flush_cache", b"flush_cache", "submits", b"submits", "watch_steps", b"watch_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__watch_steps: _TypeAlias = _typing.Literal["watch_steps"]  # noqa: Y015
+    _WhichOneofArgType__watch_steps: _TypeAlias = _typing.Literal["_watch_steps", b"_watch_steps"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__watch_steps) -> _WhichOneofReturnType__watch_steps | None: ...
 
 Global___EngineCommand: _TypeAlias = EngineCommand  # noqa: Y015
 
@@ -70,6 +76,7 @@ class EngineEvent(_message.Message):
     STATS_FIELD_NUMBER: _builtins.int
     FATAL_FIELD_NUMBER: _builtins.int
     NUM_FLUSHES_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
     flushed_pages: _builtins.int
     """The answer to the oldest num_flushes commands with flush_cache that have
     none yet: the pages freed, of all of them together.
@@ -98,6 +105,10 @@ class EngineEvent(_message.Message):
     def fatal(self) -> _common_pb2.Error:
         """The rank cannot go on and will exit; the reason for the person who runs it."""
 
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[_worker_pb2.EngineStep]:
+        """With watch_steps: the steps made since the last event with any."""
+
     def __init__(
         self,
         *,
@@ -108,10 +119,11 @@ class EngineEvent(_message.Message):
         stats: Global___EngineStats | None = ...,
         fatal: _common_pb2.Error | None = ...,
         num_flushes: _builtins.int = ...,
+        steps: _abc.Iterable[_worker_pb2.EngineStep] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_flushed_pages", b"_flushed_pages", "fatal", b"fatal", "flushed_pages", b"flushed_pages", "progress", b"progress", "ready", b"ready", "stats", b"stats", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_flushed_pages", b"_flushed_pages", "fatal", b"fatal", "flushed_pages", b"flushed_pages", "num_flushes", b"num_flushes", "progress", b"progress", "ready", b"ready", "stats", b"stats", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_flushed_pages", b"_flushed_pages", "fatal", b"fatal", "flushed_pages", b"flushed_pages", "num_flushes", b"num_flushes", "progress", b"progress", "ready", b"ready", "stats", b"stats", "step", b"step", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__flushed_pages: _TypeAlias = _typing.Literal["flushed_pages"]  # noqa: Y015
     _WhichOneofArgType__flushed_pages: _TypeAlias = _typing.Literal["_flushed_pages", b"_flushed_pages"]  # noqa: Y015

@@ -25,19 +25,19 @@ _sym_db = _symbol_database.Default()
 from protos import common_pb2 as protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/tokenizer.proto\x12\x08shoal.v1\x1a\x13protos/common.proto\"\xf3\x01\n\rEncodeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12$\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x14.shoal.v1.ChatPromptH\x00\x12\'\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x12.shoal.v1.TokenIdsH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x19\n\x11return_token_strs\x18\x05 \x01(\x08\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12\x12\n\ntracestate\x18\x07 \x01(\tB\x07\n\x05inputB\x15\n\x13_add_special_tokens\"d\n\x0e\x45ncodeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x12\n\ntoken_strs\x18\x02 \x03(\t\x12+\n\treasoning\x18\x03 \x01(\x0e\x32\x18.shoal.v1.ReasoningState\"M\n\x17TokenizerSessionRequest\x12!\n\x04jobs\x18\x01 \x03(\x0b\x32\x13.shoal.v1.EncodeJob\x12\x0f\n\x07\x63\x61ncels\x18\x02 \x03(\r\"E\n\tEncodeJob\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12(\n\x07request\x18\x02 \x01(\x0b\x32\x17.shoal.v1.EncodeRequest\"|\n\x18TokenizerSessionResponse\x12\'\n\x07results\x18\x01 \x03(\x0b\x32\x16.shoal.v1.EncodeResult\x12%\n\x04info\x18\x02 \x01(\x0b\x32\x17.shoal.v1.TokenizerInfo\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\"y\n\x0c\x45ncodeResult\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12,\n\x08response\x18\x02 \x01(\x0b\x32\x18.shoal.v1.EncodeResponseH\x00\x12 \n\x05\x65rror\x18\x03 \x01(\x0b\x32\x0f.shoal.v1.ErrorH\x00\x42\t\n\x07outcome\"\x87\x02\n\rTokenizerInfo\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05model\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x19\n\x11has_chat_template\x18\x04 \x01(\x08\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12)\n\x0btool_format\x18\x06 \x01(\x0e\x32\x14.shoal.v1.ToolFormat\x12\x33\n\x10reasoning_format\x18\x07 \x01(\x0e\x32\x19.shoal.v1.ReasoningFormat\x12\x1d\n\x10reasoning_end_id\x18\x08 \x01(\rH\x00\x88\x01\x01\x42\x13\n\x11_reasoning_end_id\"\\\n\rDecodeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12 \n\x13skip_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\x1e\n\x0e\x44\x65\x63odeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\"\n\rLookupRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"%\n\x0eLookupResponse\x12\x13\n\x0btoken_bytes\x18\x01 \x03(\x0c\"\x90\x01\n\x19\x44\x65tokenizerSessionRequest\x12!\n\x05opens\x18\x01 \x03(\x0b\x32\x12.shoal.v1.OpenText\x12\x0f\n\x07handles\x18\x02 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x03 \x03(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x0c\n\x04\x65nds\x18\x05 \x03(\r\x12\x0e\n\x06\x63loses\x18\x06 \x03(\r\"\x93\x01\n\x08OpenText\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12&\n\x07options\x18\x02 \x01(\x0b\x32\x15.shoal.v1.TextOptions\x12\x12\n\nreplay_ids\x18\x03 \x03(\r\x12\x12\n\nskip_chars\x18\x04 \x01(\r\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\x12\x12\n\ntracestate\x18\x06 \x01(\t\"\xc3\x01\n\x1a\x44\x65tokenizerSessionResponse\x12\x0f\n\x07handles\x18\x01 \x03(\r\x12\r\n\x05texts\x18\x02 \x03(\t\x12\x14\n\x0cids_consumed\x18\x03 \x03(\r\x12\x12\n\nheld_chars\x18\x04 \x03(\r\x12\"\n\x05\x65nded\x18\x05 \x03(\x0b\x32\x13.shoal.v1.EndedText\x12%\n\x04info\x18\x06 \x01(\x0b\x32\x17.shoal.v1.TokenizerInfo\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\"m\n\tEndedText\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x11\n\x04stop\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x14\n\x0cids_consumed\x18\x03 \x01(\r\x12\x1e\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x0f.shoal.v1.ErrorB\x07\n\x05_stop*g\n\x0eReasoningState\x12\x1f\n\x1bREASONING_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14REASONING_STATE_OPEN\x10\x01\x12\x1a\n\x16REASONING_STATE_CLOSED\x10\x02*^\n\nToolFormat\x12\x1b\n\x17TOOL_FORMAT_UNSPECIFIED\x10\x00\x12\x16\n\x12TOOL_FORMAT_HERMES\x10\x01\x12\x1b\n\x17TOOL_FORMAT_LLAMA3_JSON\x10\x02*q\n\x0fReasoningFormat\x12 \n\x1cREASONING_FORMAT_UNSPECIFIED\x10\x00\x12 \n\x1cREASONING_FORMAT_DEEPSEEK_R1\x10\x01\x12\x1a\n\x16REASONING_FORMAT_QWEN3\x10\x02\x32\x9e\x01\n\tTokenizer\x12;\n\x06\x45ncode\x12\x17.shoal.v1.EncodeRequest\x1a\x18.shoal.v1.EncodeResponse\x12T\n\x07Session\x12!.shoal.v1.TokenizerSessionRequest\x1a\".shoal.v1.TokenizerSessionResponse(\x01\x30\x01\x32\xe1\x01\n\x0b\x44\x65tokenizer\x12;\n\x06\x44\x65\x63ode\x12\x17.shoal.v1.DecodeRequest\x1a\x18.shoal.v1.DecodeResponse\x12;\n\x06Lookup\x12\x17.shoal.v1.LookupRequest\x1a\x18.shoal.v1.LookupResponse\x12X\n\x07Session\x12#.shoal.v1.DetokenizerSessionRequest\x1a$.shoal.v1.DetokenizerSessionResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/tokenizer.proto\x12\x08shoal.v1\x1a\x13protos/common.proto\"\xf3\x01\n\rEncodeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12$\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x14.shoal.v1.ChatPromptH\x00\x12\'\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x12.shoal.v1.TokenIdsH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x19\n\x11return_token_strs\x18\x05 \x01(\x08\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12\x12\n\ntracestate\x18\x07 \x01(\tB\x07\n\x05inputB\x15\n\x13_add_special_tokens\"d\n\x0e\x45ncodeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x12\n\ntoken_strs\x18\x02 \x03(\t\x12+\n\treasoning\x18\x03 \x01(\x0e\x32\x18.shoal.v1.ReasoningState\"M\n\x17TokenizerSessionRequest\x12!\n\x04jobs\x18\x01 \x03(\x0b\x32\x13.shoal.v1.EncodeJob\x12\x0f\n\x07\x63\x61ncels\x18\x02 \x03(\r\"E\n\tEncodeJob\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12(\n\x07request\x18\x02 \x01(\x0b\x32\x17.shoal.v1.EncodeRequest\"|\n\x18TokenizerSessionResponse\x12\'\n\x07results\x18\x01 \x03(\x0b\x32\x16.shoal.v1.EncodeResult\x12%\n\x04info\x18\x02 \x01(\x0b\x32\x17.shoal.v1.TokenizerInfo\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\"y\n\x0c\x45ncodeResult\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12,\n\x08response\x18\x02 \x01(\x0b\x32\x18.shoal.v1.EncodeResponseH\x00\x12 \n\x05\x65rror\x18\x03 \x01(\x0b\x32\x0f.shoal.v1.ErrorH\x00\x42\t\n\x07outcome\"\x98\x02\n\rTokenizerInfo\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05model\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x19\n\x11has_chat_template\x18\x04 \x01(\x08\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12)\n\x0btool_format\x18\x06 \x01(\x0e\x32\x14.shoal.v1.ToolFormat\x12\x33\n\x10reasoning_format\x18\x07 \x01(\x0e\x32\x19.shoal.v1.ReasoningFormat\x12\x1d\n\x10reasoning_end_id\x18\x08 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07version\x18\t \x01(\tB\x13\n\x11_reasoning_end_id\"\\\n\rDecodeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12 \n\x13skip_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\x1e\n\x0e\x44\x65\x63odeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\"\n\rLookupRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"%\n\x0eLookupResponse\x12\x13\n\x0btoken_bytes\x18\x01 \x03(\x0c\"\x90\x01\n\x19\x44\x65tokenizerSessionRequest\x12!\n\x05opens\x18\x01 \x03(\x0b\x32\x12.shoal.v1.OpenText\x12\x0f\n\x07handles\x18\x02 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x03 \x03(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x0c\n\x04\x65nds\x18\x05 \x03(\r\x12\x0e\n\x06\x63loses\x18\x06 \x03(\r\"\x93\x01\n\x08OpenText\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12&\n\x07options\x18\x02 \x01(\x0b\x32\x15.shoal.v1.TextOptions\x12\x12\n\nreplay_ids\x18\x03 \x03(\r\x12\x12\n\nskip_chars\x18\x04 \x01(\r\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\x12\x12\n\ntracestate\x18\x06 \x01(\t\"\xc3\x01\n\x1a\x44\x65tokenizerSessionResponse\x12\x0f\n\x07handles\x18\x01 \x03(\r\x12\r\n\x05texts\x18\x02 \x03(\t\x12\x14\n\x0cids_consumed\x18\x03 \x03(\r\x12\x12\n\nheld_chars\x18\x04 \x03(\r\x12\"\n\x05\x65nded\x18\x05 \x03(\x0b\x32\x13.shoal.v1.EndedText\x12%\n\x04info\x18\x06 \x01(\x0b\x32\x17.shoal.v1.TokenizerInfo\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\"m\n\tEndedText\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x11\n\x04stop\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x14\n\x0cids_consumed\x18\x03 \x01(\r\x12\x1e\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x0f.shoal.v1.ErrorB\x07\n\x05_stop*g\n\x0eReasoningState\x12\x1f\n\x1bREASONING_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14REASONING_STATE_OPEN\x10\x01\x12\x1a\n\x16REASONING_STATE_CLOSED\x10\x02*^\n\nToolFormat\x12\x1b\n\x17TOOL_FORMAT_UNSPECIFIED\x10\x00\x12\x16\n\x12TOOL_FORMAT_HERMES\x10\x01\x12\x1b\n\x17TOOL_FORMAT_LLAMA3_JSON\x10\x02*q\n\x0fReasoningFormat\x12 \n\x1cREASONING_FORMAT_UNSPECIFIED\x10\x00\x12 \n\x1cREASONING_FORMAT_DEEPSEEK_R1\x10\x01\x12\x1a\n\x16REASONING_FORMAT_QWEN3\x10\x02\x32\x9e\x01\n\tTokenizer\x12;\n\x06\x45ncode\x12\x17.shoal.v1.EncodeRequest\x1a\x18.shoal.v1.EncodeResponse\x12T\n\x07Session\x12!.shoal.v1.TokenizerSessionRequest\x1a\".shoal.v1.TokenizerSessionResponse(\x01\x30\x01\x32\xe1\x01\n\x0b\x44\x65tokenizer\x12;\n\x06\x44\x65\x63ode\x12\x17.shoal.v1.DecodeRequest\x1a\x18.shoal.v1.DecodeResponse\x12;\n\x06Lookup\x12\x17.shoal.v1.LookupRequest\x1a\x18.shoal.v1.LookupResponse\x12X\n\x07Session\x12#.shoal.v1.DetokenizerSessionRequest\x1a$.shoal.v1.DetokenizerSessionResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.tokenizer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REASONINGSTATE']._serialized_start=1877
-  _globals['_REASONINGSTATE']._serialized_end=1980
-  _globals['_TOOLFORMAT']._serialized_start=1982
-  _globals['_TOOLFORMAT']._serialized_end=2076
-  _globals['_REASONINGFORMAT']._serialized_start=2078
-  _globals['_REASONINGFORMAT']._serialized_end=2191
+  _globals['_REASONINGSTATE']._serialized_start=1894
+  _globals['_REASONINGSTATE']._serialized_end=1997
+  _globals['_TOOLFORMAT']._serialized_start=1999
+  _globals['_TOOLFORMAT']._serialized_end=2093
+  _globals['_REASONINGFORMAT']._serialized_start=2095
+  _globals['_REASONINGFORMAT']._serialized_end=2208
   _globals['_ENCODEREQUEST']._serialized_start=58
   _globals['_ENCODEREQUEST']._serialized_end=301
   _globals['_ENCODERESPONSE']._serialized_start=303
@@ -51,25 +51,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENCODERESULT']._serialized_start=681
   _globals['_ENCODERESULT']._serialized_end=802
   _globals['_TOKENIZERINFO']._serialized_start=805
-  _globals['_TOKENIZERINFO']._serialized_end=1068
-  _globals['_DECODEREQUEST']._serialized_start=1070
-  _globals['_DECODEREQUEST']._serialized_end=1162
-  _globals['_DECODERESPONSE']._serialized_start=1164
-  _globals['_DECODERESPONSE']._serialized_end=1194
-  _globals['_LOOKUPREQUEST']._serialized_start=1196
-  _globals['_LOOKUPREQUEST']._serialized_end=1230
-  _globals['_LOOKUPRESPONSE']._serialized_start=1232
-  _globals['_LOOKUPRESPONSE']._serialized_end=1269
-  _globals['_DETOKENIZERSESSIONREQUEST']._serialized_start=1272
-  _globals['_DETOKENIZERSESSIONREQUEST']._serialized_end=1416
-  _globals['_OPENTEXT']._serialized_start=1419
-  _globals['_OPENTEXT']._serialized_end=1566
-  _globals['_DETOKENIZERSESSIONRESPONSE']._serialized_start=1569
-  _globals['_DETOKENIZERSESSIONRESPONSE']._serialized_end=1764
-  _globals['_ENDEDTEXT']._serialized_start=1766
-  _globals['_ENDEDTEXT']._serialized_end=1875
-  _globals['_TOKENIZER']._serialized_start=2194
-  _globals['_TOKENIZER']._serialized_end=2352
-  _globals['_DETOKENIZER']._serialized_start=2355
-  _globals['_DETOKENIZER']._serialized_end=2580
+  _globals['_TOKENIZERINFO']._serialized_end=1085
+  _globals['_DECODEREQUEST']._serialized_start=1087
+  _globals['_DECODEREQUEST']._serialized_end=1179
+  _globals['_DECODERESPONSE']._serialized_start=1181
+  _globals['_DECODERESPONSE']._serialized_end=1211
+  _globals['_LOOKUPREQUEST']._serialized_start=1213
+  _globals['_LOOKUPREQUEST']._serialized_end=1247
+  _globals['_LOOKUPRESPONSE']._serialized_start=1249
+  _globals['_LOOKUPRESPONSE']._serialized_end=1286
+  _globals['_DETOKENIZERSESSIONREQUEST']._serialized_start=1289
+  _globals['_DETOKENIZERSESSIONREQUEST']._serialized_end=1433
+  _globals['_OPENTEXT']._serialized_start=1436
+  _globals['_OPENTEXT']._serialized_end=1583
+  _globals['_DETOKENIZERSESSIONRESPONSE']._serialized_start=1586
+  _globals['_DETOKENIZERSESSIONRESPONSE']._serialized_end=1781
+  _globals['_ENDEDTEXT']._serialized_start=1783
+  _globals['_ENDEDTEXT']._serialized_end=1892
+  _globals['_TOKENIZER']._serialized_start=2211
+  _globals['_TOKENIZER']._serialized_end=2369
+  _globals['_DETOKENIZER']._serialized_start=2372
+  _globals['_DETOKENIZER']._serialized_end=2597
 # @@protoc_insertion_point(module_scope)

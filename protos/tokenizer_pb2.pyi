@@ -333,6 +333,7 @@ class TokenizerInfo(_message.Message):
     TOOL_FORMAT_FIELD_NUMBER: _builtins.int
     REASONING_FORMAT_FIELD_NUMBER: _builtins.int
     REASONING_END_ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Changes with every start of the process."""
     model: _builtins.str
@@ -347,6 +348,8 @@ class TokenizerInfo(_message.Message):
     """How the model marks its reasoning."""
     reasoning_end_id: _builtins.int
     """The token </think>, where the vocabulary has it as one."""
+    version: _builtins.str
+    """Shoal's version."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The end-of-sequence token ids the tokenizer knows."""
@@ -362,10 +365,11 @@ class TokenizerInfo(_message.Message):
         tool_format: Global___ToolFormat.ValueType = ...,
         reasoning_format: Global___ReasoningFormat.ValueType = ...,
         reasoning_end_id: _builtins.int | None = ...,
+        version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_reasoning_end_id", b"_reasoning_end_id", "reasoning_end_id", b"reasoning_end_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reasoning_end_id", b"_reasoning_end_id", "eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "has_chat_template", b"has_chat_template", "model", b"model", "reasoning_end_id", b"reasoning_end_id", "reasoning_format", b"reasoning_format", "tool_format", b"tool_format", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reasoning_end_id", b"_reasoning_end_id", "eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "has_chat_template", b"has_chat_template", "model", b"model", "reasoning_end_id", b"reasoning_end_id", "reasoning_format", b"reasoning_format", "tool_format", b"tool_format", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__reasoning_end_id: _TypeAlias = _typing.Literal["reasoning_end_id"]  # noqa: Y015
     _WhichOneofArgType__reasoning_end_id: _TypeAlias = _typing.Literal["_reasoning_end_id", b"_reasoning_end_id"]  # noqa: Y015

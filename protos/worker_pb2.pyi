@@ -27,6 +27,11 @@ class WorkerSessionRequest(_message.Message):
 
     SUBMITS_FIELD_NUMBER: _builtins.int
     ABORTS_FIELD_NUMBER: _builtins.int
+    WATCH_STEPS_FIELD_NUMBER: _builtins.int
+    watch_steps: _builtins.bool
+    """Whether this session wants to hear of every engine step from now on. Absent: as before;
+    a session begins without.
+    """
     @_builtins.property
     def submits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Submit]:
         """New requests, in order."""
@@ -40,12 +45,15 @@ class WorkerSessionRequest(_message.Message):
         *,
         submits: _abc.Iterable[Global___Submit] | None = ...,
         aborts: _abc.Iterable[_builtins.int] | None = ...,
+        watch_steps: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_watch_steps", b"_watch_steps", "watch_steps", b"watch_steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborts", b"aborts", "submits", b"submits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_watch_steps", b"_watch_steps", "aborts", b"aborts", "submits", b"submits", "watch_steps", b"watch_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__watch_steps: _TypeAlias = _typing.Literal["watch_steps"]  # noqa: Y015
+    _WhichOneofArgType__watch_steps: _TypeAlias = _typing.Literal["_watch_steps", b"_watch_steps"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__watch_steps) -> _WhichOneofReturnType__watch_steps | None: ...
 
 Global___WorkerSessionRequest: _TypeAlias = WorkerSessionRequest  # noqa: Y015
 
@@ -128,6 +136,7 @@ class WorkerSessionResponse(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     INFO_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
     draining: _builtins.bool
     """The worker takes no new work."""
     @_builtins.property
@@ -138,20 +147,69 @@ class WorkerSessionResponse(_message.Message):
     def info(self) -> Global___WorkerInfo:
         """Sent in the first message of a session."""
 
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineStep]:
+        """With watch_steps: the steps made since the last message with any, in order, about ten
+        times a second. Some may be left out where they are not read in time.
+        """
+
     def __init__(
         self,
         *,
         step: Global___StepFrame | None = ...,
         info: Global___WorkerInfo | None = ...,
         draining: _builtins.bool = ...,
+        steps: _abc.Iterable[Global___EngineStep] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["info", b"info", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "info", b"info", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "info", b"info", "step", b"step", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerSessionResponse: _TypeAlias = WorkerSessionResponse  # noqa: Y015
+
+@_typing.final
+class EngineStep(_message.Message):
+    """What one engine step computed, and when."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    BEGAN_US_AGO_FIELD_NUMBER: _builtins.int
+    DURATION_US_FIELD_NUMBER: _builtins.int
+    BUBBLE_US_FIELD_NUMBER: _builtins.int
+    NUM_PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_DECODE_TOKENS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Its number, counted from the engine's start."""
+    began_us_ago: _builtins.int
+    """How long before the message left the engine it began, in microseconds."""
+    duration_us: _builtins.int
+    """How long it took, in microseconds."""
+    bubble_us: _builtins.int
+    """How long the engine had nothing to run right before it although requests were there."""
+    num_prefill_tokens: _builtins.int
+    """Prompt tokens in its batch."""
+    num_decode_tokens: _builtins.int
+    """Requests that it computed one more token for."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        began_us_ago: _builtins.int = ...,
+        duration_us: _builtins.int = ...,
+        bubble_us: _builtins.int = ...,
+        num_prefill_tokens: _builtins.int = ...,
+        num_decode_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["began_us_ago", b"began_us_ago", "bubble_us", b"bubble_us", "duration_us", b"duration_us", "num_decode_tokens", b"num_decode_tokens", "num_prefill_tokens", b"num_prefill_tokens", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineStep: _TypeAlias = EngineStep  # noqa: Y015
 
 @_typing.final
 class StepFrame(_message.Message):
@@ -171,6 +229,7 @@ class StepFrame(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     STARTED_FIELD_NUMBER: _builtins.int
     MOVED_FIELD_NUMBER: _builtins.int
+    PREFILLED_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Changes with every start of the engine."""
     step: _builtins.int
@@ -217,6 +276,12 @@ class StepFrame(_message.Message):
         tokens above: to be resumed elsewhere. Their handles are free.
         """
 
+    @_builtins.property
+    def prefilled(self) -> _containers.RepeatedCompositeFieldContainer[Global___Prefilled]:
+        """Requests with a prompt so long that it takes several steps: how far those are of which
+        another part is done, but not the last.
+        """
+
     def __init__(
         self,
         *,
@@ -232,14 +297,41 @@ class StepFrame(_message.Message):
         load: Global___Load | None = ...,
         started: _abc.Iterable[Global___Started] | None = ...,
         moved: _abc.Iterable[_builtins.int] | None = ...,
+        prefilled: _abc.Iterable[Global___Prefilled] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "counts", b"counts", "epoch", b"epoch", "finished", b"finished", "handles", b"handles", "load", b"load", "logprobs", b"logprobs", "moved", b"moved", "rejected", b"rejected", "started", b"started", "step", b"step", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "counts", b"counts", "epoch", b"epoch", "finished", b"finished", "handles", b"handles", "load", b"load", "logprobs", b"logprobs", "moved", b"moved", "prefilled", b"prefilled", "rejected", b"rejected", "started", b"started", "step", b"step", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepFrame: _TypeAlias = StepFrame  # noqa: Y015
+
+@_typing.final
+class Prefilled(_message.Message):
+    """A request whose prompt is computed in part."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDLE_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    handle: _builtins.int
+    """Which request."""
+    num_tokens: _builtins.int
+    """Tokens from the start that are done, cached ones included."""
+    def __init__(
+        self,
+        *,
+        handle: _builtins.int = ...,
+        num_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "num_tokens", b"num_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Prefilled: _TypeAlias = Prefilled  # noqa: Y015
 
 @_typing.final
 class Started(_message.Message):
@@ -377,6 +469,13 @@ class Load(_message.Message):
     NUM_PREEMPTED_FIELD_NUMBER: _builtins.int
     PREFIX_DIGEST_FIELD_NUMBER: _builtins.int
     HAS_DIGEST_FIELD_NUMBER: _builtins.int
+    NUM_PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_PREFIX_QUERY_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_PREFIX_HIT_TOKENS_FIELD_NUMBER: _builtins.int
+    STEP_US_FIELD_NUMBER: _builtins.int
+    BUSY_US_FIELD_NUMBER: _builtins.int
+    BUBBLE_US_FIELD_NUMBER: _builtins.int
     num_running: _builtins.int
     """Requests that hold KV pages."""
     num_waiting: _builtins.int
@@ -391,6 +490,20 @@ class Load(_message.Message):
     """Times a request lost its pages, since the start."""
     has_digest: _builtins.bool
     """prefix_digest is the whole digest, even if it is empty."""
+    num_prefill_tokens: _builtins.int
+    """Prompt tokens computed since the start, those from the prefix cache not counted."""
+    num_output_tokens: _builtins.int
+    """Tokens generated since the start."""
+    num_prefix_query_tokens: _builtins.int
+    """Prompt tokens looked up in the prefix cache since the start."""
+    num_prefix_hit_tokens: _builtins.int
+    """Those of them that were found."""
+    step_us: _builtins.int
+    """How long the last step took, in microseconds."""
+    busy_us: _builtins.int
+    """Time in steps since the start, in microseconds."""
+    bubble_us: _builtins.int
+    """Time without a step although requests were there, since the start, in microseconds."""
     @_builtins.property
     def prefix_digest(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Hashes of cached prefixes in blocks of 64 tokens, bounded, newest first. Sent
@@ -408,10 +521,17 @@ class Load(_message.Message):
         num_preempted: _builtins.int = ...,
         prefix_digest: _abc.Iterable[_builtins.int] | None = ...,
         has_digest: _builtins.bool = ...,
+        num_prefill_tokens: _builtins.int = ...,
+        num_output_tokens: _builtins.int = ...,
+        num_prefix_query_tokens: _builtins.int = ...,
+        num_prefix_hit_tokens: _builtins.int = ...,
+        step_us: _builtins.int = ...,
+        busy_us: _builtins.int = ...,
+        bubble_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_digest", b"has_digest", "num_evictable_pages", b"num_evictable_pages", "num_free_pages", b"num_free_pages", "num_pages", b"num_pages", "num_preempted", b"num_preempted", "num_running", b"num_running", "num_waiting", b"num_waiting", "prefix_digest", b"prefix_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bubble_us", b"bubble_us", "busy_us", b"busy_us", "has_digest", b"has_digest", "num_evictable_pages", b"num_evictable_pages", "num_free_pages", b"num_free_pages", "num_output_tokens", b"num_output_tokens", "num_pages", b"num_pages", "num_preempted", b"num_preempted", "num_prefill_tokens", b"num_prefill_tokens", "num_prefix_hit_tokens", b"num_prefix_hit_tokens", "num_prefix_query_tokens", b"num_prefix_query_tokens", "num_running", b"num_running", "num_waiting", b"num_waiting", "prefix_digest", b"prefix_digest", "step_us", b"step_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from protos import tokenizer_pb2
+from services import __version__
 from services.tokenizer.dialect import ReasoningState, reasoning_format, tool_format
 from services.tokenizer.vocabulary import Vocabulary
 
@@ -42,4 +43,5 @@ def info_to_proto(model: str, vocabulary: Vocabulary) -> tokenizer_pb2.Tokenizer
         tool_format=_TOOL_FORMATS[tool_format(template or "")],
         reasoning_format=_REASONING_FORMATS[reasoning_format(template or "")],
         reasoning_end_id=vocabulary.tokenizer.token_to_id("</think>"),
+        version=__version__,
     )

@@ -55,6 +55,7 @@ class Agent:
         self._metrics = metrics
         self._spans = spans or RequestSpans(NoTracing())
         self._sessions: set[Session] = set()
+        self._watchers: set[Session] = set()  # who want to hear of every step
         self._handles = HandleMap()
         self._last_frame = worker_pb2.StepFrame()
         self._flushes: deque[asyncio.Future[int]] = deque()  # unanswered ones, in order
@@ -88,6 +89,7 @@ class Agent:
     def close_session(self, session: Session) -> None:
         """Forgets a client that is gone and gives its requests up."""
         self._sessions.discard(session)
+        self._watch(session, on=False)
         self._metrics.num_sessions = len(self._sessions)
         command = engine_pb2.EngineCommand()
         for handle in list(session.names):
@@ -96,6 +98,8 @@ class Agent:
 
     def receive(self, session: Session, request: worker_pb2.WorkerSessionRequest) -> None:
         """Passes a client's submissions on to the engine, and then its aborts."""
+        if request.HasField("watch_steps"):
+            self._watch(session, on=request.watch_steps)
         command = engine_pb2.EngineCommand()
         for submit in request.submits:
             self._submit(session, submit, command)
@@ -106,6 +110,13 @@ class Agent:
             if handle is not None:
                 self._abort(handle, command)
         self._dispatch(command)
+
+    def _watch(self, session: Session, *, on: bool) -> None:
+        """Tells the engine when the first session begins to watch its steps, or the last ends."""
+        was_watched = bool(self._watchers)
+        (self._watchers.add if on else self._watchers.discard)(session)
+        if bool(self._watchers) != was_watched and self._failure is None:
+            self._send(engine_pb2.EngineCommand(watch_steps=on))
 
     def stamp(self, response: worker_pb2.WorkerSessionResponse) -> None:
         """Completes what is about to be sent: progress and load go with every message."""
@@ -177,7 +188,11 @@ class Agent:
     def handle_event(self, event: engine_pb2.EngineEvent) -> None:
         """Takes in one event of rank 0."""
         if event.HasField("step"):
+            _add_totals(event.step.load, event.stats)
             self._handle_step(event.step, event.stats)
+        if event.steps:
+            for session in self._watchers:
+                session.add_steps(event.steps)
         if event.HasField("progress"):
             self.progress = event.progress
         if event.HasField("ready"):
@@ -267,3 +282,14 @@ class Agent:
             message = f"the worker is loading: {self.progress.phase}"
             raise Unavailable(message, retry_after=RETRY_SECONDS)
         return self.info
+
+
+def _add_totals(load: worker_pb2.Load, stats: engine_pb2.EngineStats) -> None:
+    """Puts into a load what clients may know of the engine's counters."""
+    load.num_prefill_tokens = stats.num_prefill_tokens
+    load.num_output_tokens = stats.num_output_tokens
+    load.num_prefix_query_tokens = stats.num_prefix_query_tokens
+    load.num_prefix_hit_tokens = stats.num_prefix_hit_tokens
+    load.step_us = stats.step_us
+    load.busy_us = stats.busy_us
+    load.bubble_us = stats.bubble_us

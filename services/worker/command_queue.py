@@ -19,12 +19,15 @@ class CommandQueue:
         self._submits: dict[int, worker_pb2.Submit] = {}  # by handle, oldest first
         self._aborts: list[int] = []
         self._num_flushes = 0
+        self._watch_steps: bool | None = None
 
     def add(self, command: engine_pb2.EngineCommand) -> None:
         """Queues a command. Its aborts are of handles that `withdraw` did not find here."""
         self._submits.update((submit.handle, submit) for submit in command.submits)
         self._aborts += command.aborts
         self._num_flushes += command.flush_cache
+        if command.HasField("watch_steps"):
+            self._watch_steps = command.watch_steps
 
     def withdraw(self, handle: int) -> bool:
         """Takes a submission back; False if it is not here (any more)."""
@@ -32,10 +35,11 @@ class CommandQueue:
 
     def next(self) -> engine_pb2.EngineCommand | None:
         """What to send next, taken out: every abort, and a piece of the submissions."""
-        if not (self._submits or self._aborts or self._num_flushes):
+        watch_is_news = self._watch_steps is not None
+        if not (self._submits or self._aborts or self._num_flushes or watch_is_news):
             return None
-        command = engine_pb2.EngineCommand(aborts=self._aborts)
-        self._aborts = []
+        command = engine_pb2.EngineCommand(aborts=self._aborts, watch_steps=self._watch_steps)
+        self._aborts, self._watch_steps = [], None
         if self._num_flushes:  # each is a command, which the rank counts
             command.flush_cache = True
             self._num_flushes -= 1

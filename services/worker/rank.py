@@ -40,6 +40,7 @@ from services.worker.rank_messages import (
     stats_to_proto,
 )
 from services.worker.scheduler.scheduler import Scheduler
+from services.worker.step_log import StepLog
 
 _SIGN_OF_LIFE = 2.0  # seconds; the digest goes out no more often either
 _FAREWELL = 5.0  # seconds that the agent gets to read the last words
@@ -64,6 +65,7 @@ class RankLoop:
         self._gate = gate
         self._epoch = epoch
         self._merger = StepMerger()
+        self._steps = StepLog()
         self._has_news = False
         self._last_event = 0.0
         self._last_digest = float("-inf")
@@ -74,9 +76,13 @@ class RankLoop:
         while True:
             if self._scheduler.idle:
                 self._rest()
-            received = commands_from_proto(self._link.receive(engine_pb2.EngineCommand))
+            messages = list(self._link.receive(engine_pb2.EngineCommand))
+            self._steps.obey(messages)
+            received = commands_from_proto(messages)
             commands, refused = self._gate.take(received, time.monotonic())
-            for output in (refused, self._scheduler.step(commands, time.monotonic())):
+            made = self._scheduler.step(commands, time.monotonic())
+            self._steps.add(made.steps, time.monotonic())
+            for output in (refused, made):
                 if output:
                     self._merger.add(output)
                     self._has_news = True
@@ -87,7 +93,8 @@ class RankLoop:
         """Waits for a command, a grammar or the next sign of life; checks the engine, and once
         the books."""
         started = time.monotonic()
-        self._link.wait(_SIGN_OF_LIFE, self._gate.fd)
+        report = self._steps.due_in(started)
+        self._link.wait(_SIGN_OF_LIFE if report is None else report, self._gate.fd)
         self._check_engine()
         if not self._checked and time.monotonic() - started >= _SIGN_OF_LIFE:
             self._scheduler.check_integrity()
@@ -101,13 +108,16 @@ class RankLoop:
         """
         self._link.flush()
         now = time.monotonic()
-        if self._link.congested or not (self._has_news or now - self._last_event >= _SIGN_OF_LIFE):
+        due = self._steps.due_in(now) == 0 or now - self._last_event >= _SIGN_OF_LIFE
+        if self._link.congested or not (self._has_news or due):
             return
         event = self._merger.take()
         event.step.epoch = self._epoch
         event.step.step = self._scheduler.counters.num_steps
         event.step.load.CopyFrom(load_to_proto(self._scheduler))
         event.stats.CopyFrom(stats_to_proto(self._scheduler, self._gate.stats))
+        if self._steps.due_in(now) == 0:
+            self._steps.report_to(event, now)
         if now - self._last_digest >= _SIGN_OF_LIFE:
             event.step.load.prefix_digest.extend(self._scheduler.digest())
             event.step.load.has_digest = True

@@ -129,6 +129,8 @@ class StepMerger:
             self._frame.rejected.add(handle=handle, error=error_to_proto(error))
         for handle, cached_tokens in output.started:
             self._frame.started.add(handle=handle, cached_tokens=cached_tokens)
+        for handle, num_tokens in output.prefilled:
+            self._frame.prefilled.add(handle=handle, num_tokens=num_tokens)
         for handle, token in output.tokens:
             self._tokens.setdefault(handle, []).append(token)
         for handle, prompt_entries in output.prompt_logprobs.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from protos import worker_pb2
@@ -18,6 +18,7 @@ from services.common.rpc import Outbox
 from services.common.wire import error_to_proto
 
 MAX_HANDLE = (1 << 32) - 1
+_MAX_UNSENT_STEPS = 1024
 
 
 class Session:
@@ -44,6 +45,12 @@ class Session:
             step.load.has_digest = True
             step.load.prefix_digest.extend(digest)
         self.outbox.notify()
+
+    def add_steps(self, steps: Sequence[worker_pb2.EngineStep]) -> None:
+        """Steps for one who watches; left out while too many wait to be sent."""
+        if len(self.outbox.pending.steps) < _MAX_UNSENT_STEPS:
+            self.outbox.pending.steps.extend(steps)
+            self.outbox.notify()
 
     def reject(self, handle: int, error: ShoalError) -> None:
         self.outbox.pending.step.rejected.add(handle=handle, error=error_to_proto(error))
@@ -152,7 +159,7 @@ class HandleMap:
             owner = self._owners[handle]
             if owner is not None and owner in parts:
                 parts[owner].accepted.append(owner.names[handle])
-        for group in ("rejected", "started", "finished", "logprobs"):
+        for group in ("rejected", "started", "prefilled", "finished", "logprobs"):
             for item in getattr(frame, group):
                 owner = self._owners[item.handle]
                 if owner is None or owner not in parts:
@@ -202,6 +209,7 @@ def _has_news(frame: worker_pb2.StepFrame) -> bool:
         or frame.accepted
         or frame.rejected
         or frame.started
+        or frame.prefilled
         or frame.finished
         or frame.logprobs
     )
@@ -212,6 +220,7 @@ def _rename(frame: worker_pb2.StepFrame, names: Mapping[int, int]) -> None:
     for handles in (frame.handles, frame.accepted):
         if handles:
             handles[:] = [names[handle] for handle in handles[:]]  # a copied list iterates faster
-    for group in (frame.rejected, frame.started, frame.finished, frame.logprobs):
+    groups = (frame.rejected, frame.started, frame.prefilled, frame.finished, frame.logprobs)
+    for group in groups:
         for item in group:
             item.handle = names[item.handle]

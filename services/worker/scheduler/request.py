@@ -20,6 +20,7 @@ from services.worker.core import (
     TokenLogprobs,
 )
 from services.worker.kvcache.cache import PageTable
+from services.worker.scheduler.stats import StepTimes
 
 TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
 
@@ -67,6 +68,7 @@ class StepOutput:
 
     accepted: list[int] = field(default_factory=list)
     started: list[tuple[int, int]] = field(default_factory=list)  # (handle, cached tokens)
+    prefilled: list[tuple[int, int]] = field(default_factory=list)  # (handle, tokens done so far)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     tokens: list[tuple[int, int]] = field(default_factory=list)  # (handle, token id), in order
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
@@ -74,6 +76,7 @@ class StepOutput:
     finished: list[FinishedRequest] = field(default_factory=list)
     num_flushes: int = 0  # commands that the pages below answer
     flushed_pages: int = 0
+    steps: list[StepTimes] = field(default_factory=list)  # that ended; no news by themselves
 
     def __bool__(self) -> bool:
         """Whether there is any news."""
@@ -81,6 +84,7 @@ class StepOutput:
             self.accepted
             or self.rejected
             or self.started
+            or self.prefilled
             or self.prompt_logprobs
             or self.tokens
             or self.finished

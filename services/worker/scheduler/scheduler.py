@@ -34,7 +34,7 @@ from services.worker.scheduler.request import (
     Submission,
 )
 from services.worker.scheduler.residents import Residents
-from services.worker.scheduler.stats import Counters, Gauges
+from services.worker.scheduler.stats import Counters, Gauges, StepTimes
 from services.worker.scheduler.waiting import WaitingQueue
 
 
@@ -315,8 +315,13 @@ class Scheduler:
             self.counters.busy += result.duration
             num_decode = batch.num_tokens - batch.num_prefill_tokens
             self._policy.pace.observe(num_decode, batch.num_prefill_tokens, result.duration)
-            if batch.follows_work:
-                self.counters.bubble += result.idle
+            bubble = result.idle if batch.follows_work else 0.0
+            self.counters.bubble += bubble
+            output.steps.append(
+                StepTimes(
+                    batch.number, result.duration, bubble, batch.num_prefill_tokens, num_decode
+                )
+            )
             self._fill_masks(output)
 
     def _fill_masks(self, output: StepOutput) -> None:
@@ -351,6 +356,7 @@ class Scheduler:
                     entries = output.logprobs.setdefault(request.handle, [])
                     entries.append(result.logprobs[row])
             elif end < len(request.prefill_ids):
+                output.prefilled.append((request.handle, end))
                 continue  # a chunk in the middle of a prompt
             reason = request.ending()
             if reason is not None:

@@ -27,6 +27,17 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTimes:
+    """What one step computed, and for how long, in seconds; `bubble` is as in `Counters`."""
+
+    number: int
+    duration: float
+    bubble: float
+    num_prefill_tokens: int
+    num_decode_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Gauges:
     """How busy the engine is now."""
 

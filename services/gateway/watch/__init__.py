@@ -1,0 +1,1 @@
+"""What a person may see of a running fleet: its instances, its figures, requests' journeys."""
