@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 import psutil
 
-from bench.sse_client import Answer, Connection
+from services.client.answer import Answer
+from services.client.connection import Origin, Pool
 from services.common import logs, process
 from services.common.config import option, parse
 from services.fleet.config import FleetConfig
@@ -65,30 +66,28 @@ async def measure(config: BenchConfig) -> Result:
     )
     logs.setup("bench", level="warning")
     async with LocalFleet(fleet_config, open_display()) as fleet:
-        host, port = fleet.url.removeprefix("http://").removesuffix("/v1").split(":")
-        connections = [await Connection.connect(host, int(port)) for _ in range(config.streams)]
+        pool = Pool(Origin.of(fleet.url))
         try:
-            await connections[0].post("/v1/completions", _body(config, 0))  # warm the path
+            await pool.post("/v1/completions", _body(config, 0))  # warm the path
             before = _cpu_seconds(fleet)
             start = time.perf_counter()
-            answers = await _send_all(config, connections)
+            answers = await _send_all(config, pool)
             seconds = time.perf_counter() - start
             after = _cpu_seconds(fleet)
         finally:
-            for connection in connections:
-                connection.close()
+            pool.close()
     return Result(answers, seconds, {role: after[role] - before[role] for role in after})
 
 
-async def _send_all(config: BenchConfig, connections: Sequence[Connection]) -> list[Answer]:
+async def _send_all(config: BenchConfig, pool: Pool) -> list[Answer]:
     answers: list[Answer] = []
     numbers = iter(range(1, config.requests + 1))
 
-    async def send(connection: Connection) -> None:
+    async def send() -> None:
         for number in numbers:
-            answers.append(await connection.post("/v1/completions", _body(config, number)))
+            answers.append(await pool.post("/v1/completions", _body(config, number)))
 
-    await asyncio.gather(*(send(connection) for connection in connections))
+    await asyncio.gather(*(send() for _ in range(config.streams)))
     return answers
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 
 from bench.fleet_model import HOSTS, Point, fit, report
-from bench.sse_client import Connection
+from services.client.connection import Origin, Pool
 from services.common import process
 from services.common.config import option, parse
 from services.common.process import child_environment
@@ -122,16 +122,17 @@ class _Fleet:
         ).encode()
         numbers = iter(range(requests))
 
-        async def client(index: int) -> None:
-            host, port = self.gateways[index % len(self.gateways)]
-            connection = await Connection.connect(host, port)
-            try:
-                for _ in numbers:
-                    await connection.post("/v1/completions", body)
-            finally:
-                connection.close()
+        pools = [Pool(Origin(host, port)) for host, port in self.gateways]
 
-        await asyncio.gather(*(client(index) for index in range(min(at_once, requests))))
+        async def client(index: int) -> None:
+            for _ in numbers:
+                await pools[index % len(pools)].post("/v1/completions", body)
+
+        try:
+            await asyncio.gather(*(client(index) for index in range(min(at_once, requests))))
+        finally:
+            for pool in pools:
+                pool.close()
 
     def _cpu(self) -> dict[str, float]:
         return {role: sum(map(_cpu_seconds, group)) for role, group in self.processes.items()}

@@ -32,7 +32,12 @@ COMMANDS: dict[str, Command] = {
     ),
     "chat": Command(
         "an interactive chat with a running fleet, or with one of its own",
-        "services.fleet.chat",
+        "services.client.chat",
+        ("gateway",),
+    ),
+    "bench": Command(
+        "a load client of any OpenAI API: latencies, throughput, a report",
+        "services.client.bench",
         ("gateway",),
     ),
     "gateway": Command(
@@ -44,7 +49,11 @@ COMMANDS: dict[str, Command] = {
     ),
     "worker": Command("a model replica: the engine", "services.worker", ("worker",)),
 }
-_GROUPS = {"everything": ("serve", "chat"), "one service": tuple(COMMANDS)[2:]}
+_GROUPS = {
+    "everything": ("serve", "chat"),
+    "any server": ("bench",),
+    "one service": tuple(COMMANDS)[3:],
+}
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

@@ -29,7 +29,7 @@ WITHOUT_TORCH = (
     "services.tokenizer.__main__",
     "services.worker.__main__",
     "services.fleet.__main__",
-    "services.fleet.chat.__main__",
+    "services.client.chat.__main__",
 )
 
 

@@ -13,7 +13,7 @@ import dataclasses
 import os
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NoReturn, TypeVar
 
 from services import __version__
@@ -29,11 +29,14 @@ def option(
     choices: Sequence[str] | None = None,
     metavar: str | None = None,
     secret: bool = False,
+    commas: bool = True,
+    many: bool = False,
 ) -> Any:
     """A dataclass field that is also the flag `--its-name` and `SHOAL_ITS_NAME`.
 
-    A tuple's flag may be repeated, and takes commas. A `secret` is kept out of the config's
-    repr and of command lines.
+    A tuple's flag may be repeated, and takes commas, but for those whose values may have some
+    (`commas=False`). With `many` it takes all words up to the next flag. A `secret` is kept out
+    of the config's repr and of command lines.
     """
     metadata = {
         "help": help,
@@ -41,6 +44,8 @@ def option(
         "choices": choices,
         "metavar": metavar,
         "secret": secret,
+        "commas": commas,
+        "many": many,
     }
     return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
@@ -104,14 +109,14 @@ def from_namespace(cls: type[T], parser: argparse.ArgumentParser, args: argparse
     for field in _options(cls):
         if hasattr(args, field.name):
             given = getattr(args, field.name)
-            values[field.name] = tuple(given) if isinstance(given, list) else given
+            values[field.name] = _joined(given) if isinstance(given, list) else given
             continue
         name = env_name(field.name)
         text = os.environ.get(name)
         if text is None:
             continue
         try:
-            values[field.name] = _converter(hints[field.name])(text)
+            values[field.name] = _converter_of(field, hints[field.name])(text)
         except (ValueError, argparse.ArgumentTypeError) as error:
             parser.error(f"environment variable {name}: {error}")
         choices = _choices(field, hints[field.name])
@@ -177,12 +182,15 @@ def _add_flag(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
         return
     choices = _choices(field, hint)
     if typing.get_origin(hint) is tuple:
-        kwargs["action"] = "extend"
+        kwargs["action"] = "append"
+        if field.metadata["many"]:
+            kwargs["nargs"] = "+"
     if choices:
         kwargs["choices"] = choices
     else:
         kwargs["metavar"] = field.metadata["metavar"] or ("TEXT" if hint is str else "N")
-    group.add_argument(flag_name(field.name), dest=field.name, type=_converter(hint), **kwargs)
+    kwargs["type"] = _converter_of(field, hint)
+    group.add_argument(flag_name(field.name), dest=field.name, **kwargs)
 
 
 def _choices(field: dataclasses.Field[Any], hint: Any) -> tuple[str, ...] | None:
@@ -210,6 +218,22 @@ def _converter(hint: Any) -> Callable[[str], Any]:
     if hint is str:
         return str
     raise TypeError(f"no command-line form for {hint}")
+
+
+def _converter_of(field: dataclasses.Field[Any], hint: Any) -> Callable[[str], Any]:
+    return _converter(hint) if field.metadata["commas"] else _whole
+
+
+def _joined(given: Iterable[Any]) -> tuple[str, ...]:
+    """What a repeated flag was given: texts, in tuples or lists of tuples."""
+    texts: list[str] = []
+    for item in given:
+        texts.extend([item] if isinstance(item, str) else _joined(item))
+    return tuple(texts)
+
+
+def _whole(text: str) -> tuple[str, ...]:
+    return (text,)
 
 
 def _split(text: str) -> tuple[str, ...]:

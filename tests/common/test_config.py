@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.client.chat.config import ChatConfig
 from services.common.config import (
     borrow,
     build_parser,
@@ -22,7 +23,6 @@ from services.common.config import (
     share,
     to_argv,
 )
-from services.fleet.chat.config import ChatConfig
 from services.fleet.config import FleetConfig
 from services.gateway.config import GatewayConfig
 from services.tokenizer.config import TokenizerConfig

@@ -10,14 +10,15 @@ from typing import NoReturn
 
 import httpx
 
+from services.client.chat.client import ChatClient
+from services.client.chat.config import ChatConfig
+from services.client.chat.conversation import Conversation
+from services.client.chat.lines import open_lines
+from services.client.chat.shell import Shell
+from services.client.endpoint import DEFAULT_URL, ApiError, Endpoint
 from services.common import logs
 from services.common.config import parse
 from services.common.errors import StartupError
-from services.fleet.chat.client import ChatClient, ChatError
-from services.fleet.chat.config import DEFAULT_URL, ChatConfig
-from services.fleet.chat.lines import open_lines
-from services.fleet.chat.shell import HELP, Shell
-from services.gateway.keys import split_entry
 
 
 def main(argv: Sequence[str]) -> NoReturn:
@@ -27,7 +28,7 @@ def main(argv: Sequence[str]) -> NoReturn:
     )
     try:
         status = asyncio.run(chat(config))
-    except (StartupError, ChatError) as error:
+    except (StartupError, ApiError) as error:
         print(f"shoal: {error}", file=sys.stderr)
         status = 1
     except KeyboardInterrupt:
@@ -37,15 +38,22 @@ def main(argv: Sequence[str]) -> NoReturn:
 
 async def chat(config: ChatConfig) -> int:
     """Runs the whole chat and returns the exit status."""
-    async with _server(config) as (url, name), client_of(config, url) as client:
+    async with _server(config) as (url, name), ChatClient(Endpoint.of(config, url)) as client:
         model = name or next(iter(await client.models()), "")
-        shell = Shell(client, model, config)
+        on_terminal = sys.stdin.isatty() and not config.prompt
+        shell = Shell(client, _conversation(config, model), stats=on_terminal)
         if config.prompt:
             return 0 if await shell.ask(config.prompt) else 1
-        if sys.stdin.isatty():
-            print(f"Chatting with {model} at {url}\n{HELP}", file=sys.stderr)
-        await shell.run(open_lines())
+        if on_terminal:
+            print(f"Chatting with {model} at {url}; /help lists what you can do", file=sys.stderr)
+        await shell.run(open_lines(shell.commands))
     return 0
+
+
+def _conversation(config: ChatConfig, model: str) -> Conversation:
+    given = {"temperature": config.temperature, "max_tokens": config.max_tokens}
+    settings = {name: value for name, value in given.items() if value is not None}
+    return Conversation(model, config.system, settings)
 
 
 @asynccontextmanager
@@ -78,14 +86,8 @@ async def _server(config: ChatConfig) -> AsyncIterator[tuple[str, str]]:
         yield fleet.url, fleet.model
 
 
-def client_of(config: ChatConfig, url: str) -> ChatClient:
-    """A client of the server at `url`."""
-    _, key = split_entry(config.api_key[0] if config.api_key else "")
-    return ChatClient(url, key, config.tls_ca)
-
-
 async def _answers(config: ChatConfig, url: str) -> bool:
-    async with client_of(config, url) as client:
+    async with ChatClient(Endpoint.of(config, url)) as client:
         try:
             await client.models()
         except httpx.TransportError:

@@ -6,8 +6,11 @@ import asyncio
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, TextIO
+
+_QUOTES = '"""'
 
 
 class Interrupted(Exception):
@@ -23,15 +26,35 @@ class LineSource(Protocol):
 
 
 class TerminalLines:
-    """prompt_toolkit with a history file."""
+    """prompt_toolkit with a history file: Enter sends, Escape Enter makes a new line."""
 
-    def __init__(self) -> None:
+    def __init__(self, commands: Sequence[str] = ()) -> None:
+        """`commands` are completed at the begin of a line."""
         from prompt_toolkit import PromptSession
+        from prompt_toolkit.completion import WordCompleter
         from prompt_toolkit.history import FileHistory
+        from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+        keys = KeyBindings()
+
+        @keys.add("enter")
+        def send(event: KeyPressEvent) -> None:
+            event.current_buffer.validate_and_handle()
+
+        @keys.add("escape", "enter")
+        def new_line(event: KeyPressEvent) -> None:
+            event.current_buffer.insert_text("\n")
 
         path = history_path()
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._session: PromptSession[str] = PromptSession(history=FileHistory(str(path)))
+        self._session: PromptSession[str] = PromptSession(
+            history=FileHistory(str(path)),
+            multiline=True,  # so that pasted lines stay together
+            key_bindings=keys,
+            prompt_continuation="  ",
+            completer=WordCompleter(list(commands), sentence=True),
+            complete_while_typing=False,
+        )
 
     async def read(self) -> str | None:
         try:
@@ -69,9 +92,26 @@ class StreamLines:
         return True
 
 
-def open_lines() -> LineSource:
+class Messages:
+    """Joins lines to messages: those between two lines of three quotes are one."""
+
+    def __init__(self, lines: LineSource) -> None:
+        self._lines = lines
+
+    async def read(self) -> str | None:
+        line = await self._lines.read()
+        if line is None or line.strip() != _QUOTES:
+            return line
+        inner: list[str] = []
+        while (line := await self._lines.read()) is not None and line.strip() != _QUOTES:
+            inner.append(line)
+        return "\n".join(inner)
+
+
+def open_lines(commands: Sequence[str] = ()) -> LineSource:
     """The source that suits stdin."""
-    return TerminalLines() if sys.stdin.isatty() else StreamLines(sys.stdin)
+    terminal = sys.stdin.isatty()
+    return Messages(TerminalLines(commands) if terminal else StreamLines(sys.stdin))
 
 
 def history_path() -> Path:

@@ -17,10 +17,11 @@ from typing import Any
 
 import pytest
 
-from services.fleet.chat.client import ChatClient, ChatError
-from services.fleet.chat.config import ChatConfig
-from services.fleet.chat.lines import history_path
-from services.fleet.chat.shell import Shell
+from services.client.chat.client import ChatClient
+from services.client.chat.conversation import Conversation
+from services.client.chat.lines import history_path
+from services.client.chat.shell import Shell
+from services.client.endpoint import ApiError, Endpoint
 
 
 def event(value: Any) -> bytes:
@@ -105,19 +106,19 @@ class Paper(io.StringIO):
 async def _talk(
     server: ScriptedServer,
     *lines: str,
-    config: ChatConfig | None = None,
+    talk: Conversation | None = None,
     out: io.StringIO | None = None,
 ) -> tuple[str, str]:
     """What a conversation prints: answers and notes."""
     out, notes = out or io.StringIO(), io.StringIO()
-    async with ChatClient(server.url) as client:
-        shell = Shell(client, "tiny", config or ChatConfig(), out=out, notes=notes)
+    async with ChatClient(Endpoint(server.url)) as client:
+        shell = Shell(client, talk or Conversation("tiny"), out=out, notes=notes)
         await shell.run(Lines(*lines))
     return out.getvalue(), notes.getvalue()
 
 
 async def test_models_lists_what_is_served() -> None:
-    async with serving(ScriptedServer()) as server, ChatClient(server.url) as client:
+    async with serving(ScriptedServer()) as server, ChatClient(Endpoint(server.url)) as client:
         assert await client.models() == ["tiny", "other"]
 
 
@@ -129,6 +130,7 @@ async def test_a_conversation_keeps_its_turns() -> None:
     assert server.bodies[0] == {
         "model": "tiny",
         "stream": True,
+        "stream_options": {"include_usage": True},
         "messages": [{"role": "user", "content": "hi"}],
     }
     assert server.bodies[1]["messages"] == [
@@ -138,17 +140,17 @@ async def test_a_conversation_keeps_its_turns() -> None:
     ]
 
 
-async def test_flags_go_into_the_request() -> None:
-    config = ChatConfig(temperature=0.0, max_tokens=7, system="be brief")
+async def test_settings_go_into_the_request() -> None:
+    talk = Conversation("tiny", "be brief", {"temperature": 0.0, "max_tokens": 7})
     async with serving(ScriptedServer()) as server:
-        await _talk(server, "hi", config=config)
+        await _talk(server, "hi", talk=talk)
     (body,) = server.bodies
     assert (body["temperature"], body["max_tokens"]) == (0.0, 7)
     assert body["messages"][0] == {"role": "system", "content": "be brief"}
 
 
-async def test_reset_system_help_exit() -> None:
-    lines = ("hi", "/reset", "new", "/system pirate", "ahoy", "/help", "/what", "/exit", "unsaid")
+async def test_clear_system_help_exit() -> None:
+    lines = ("hi", "/clear", "new", "/system pirate", "ahoy", "/help", "/what", "/exit", "unsaid")
     async with serving(ScriptedServer()) as server:
         _, notes = await _talk(server, *lines)
     assert server.bodies[1]["messages"] == [{"role": "user", "content": "new"}]
@@ -157,7 +159,7 @@ async def test_reset_system_help_exit() -> None:
         {"role": "user", "content": "ahoy"},
     ]
     assert len(server.bodies) == 3
-    assert "/reset" in notes
+    assert "/retry" in notes
     assert "there is no command /what" in notes
 
 
@@ -187,13 +189,16 @@ async def test_a_refusal_is_shown_and_forgotten() -> None:
     [
         ([piece("a"), event({"error": {"message": "the worker was lost"}})], "the worker was lost"),
         ([piece("a")], "cut off before its end"),
-        ([b"data: {oops\n\n"], "not JSON"),
+        ([b"data: {oops\n\n"], "no chunk"),
     ],
 )
 async def test_a_stream_that_fails_says_so(answer: list[bytes], sentence: str) -> None:
-    async with serving(ScriptedServer(answer=answer)) as server, ChatClient(server.url) as client:
-        with pytest.raises(ChatError, match=sentence):
-            async for _ in client.stream("tiny", [{"role": "user", "content": "hi"}]):
+    async with (
+        serving(ScriptedServer(answer=answer)) as server,
+        ChatClient(Endpoint(server.url)) as client,
+    ):
+        with pytest.raises(ApiError, match=sentence):
+            async for _ in client.stream("tiny", [{"role": "user", "content": "hi"}], {}):
                 pass
 
 

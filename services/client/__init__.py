@@ -1,0 +1,1 @@
+"""Programs that talk to a server of the OpenAI API from outside: chat, bench and top."""

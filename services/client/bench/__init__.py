@@ -1,0 +1,1 @@
+"""`shoal bench`: a load client of any OpenAI API."""
