@@ -33,10 +33,13 @@ class EngineCommand(_message.Message):
     ABORTS_FIELD_NUMBER: _builtins.int
     FLUSH_CACHE_FIELD_NUMBER: _builtins.int
     WATCH_STEPS_FIELD_NUMBER: _builtins.int
+    LOG_LEVEL_FIELD_NUMBER: _builtins.int
     flush_cache: _builtins.bool
     """Drop the prefix cache and answer with flushed_pages."""
     watch_steps: _builtins.bool
     """Whether to tell of every step from now on. Absent: as before; at the start: no."""
+    log_level: _builtins.str
+    """The least severe log line that the ranks show from now on; empty leaves it."""
     @_builtins.property
     def submits(self) -> _containers.RepeatedCompositeFieldContainer[_worker_pb2.Submit]:
         """New requests; handles are the agent's own, unique in the engine."""
@@ -52,10 +55,11 @@ class EngineCommand(_message.Message):
         aborts: _abc.Iterable[_builtins.int] | None = ...,
         flush_cache: _builtins.bool = ...,
         watch_steps: _builtins.bool | None = ...,
+        log_level: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_watch_steps", b"_watch_steps", "watch_steps", b"watch_steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_watch_steps", b"_watch_steps", "aborts", b"aborts", "flush_cache", b"flush_cache", "submits", b"submits", "watch_steps", b"watch_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_watch_steps", b"_watch_steps", "aborts", b"aborts", "flush_cache", b"flush_cache", "log_level", b"log_level", "submits", b"submits", "watch_steps", b"watch_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__watch_steps: _TypeAlias = _typing.Literal["watch_steps"]  # noqa: Y015
     _WhichOneofArgType__watch_steps: _TypeAlias = _typing.Literal["_watch_steps", b"_watch_steps"]  # noqa: Y015

@@ -396,22 +396,26 @@ class Finished(_message.Message):
     HANDLE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """Which request."""
     reason: _common_pb2.FinishReason.ValueType
     """Why it ended. Never UNSPECIFIED."""
     stop_token_id: _builtins.int
     """The stop token that ended it, if one did."""
+    num_output_tokens: _builtins.int
+    """Tokens of its output, those that were resumed and the stop token included."""
     def __init__(
         self,
         *,
         handle: _builtins.int = ...,
         reason: _common_pb2.FinishReason.ValueType = ...,
         stop_token_id: _builtins.int | None = ...,
+        num_output_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "stop_token_id", b"stop_token_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "handle", b"handle", "reason", b"reason", "stop_token_id", b"stop_token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "handle", b"handle", "num_output_tokens", b"num_output_tokens", "reason", b"reason", "stop_token_id", b"stop_token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stop_token_id: _TypeAlias = _typing.Literal["stop_token_id"]  # noqa: Y015
     _WhichOneofArgType__stop_token_id: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id"]  # noqa: Y015

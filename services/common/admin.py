@@ -38,10 +38,11 @@ def build_app(
     alive: Callable[[], bool],
     *,
     probes: Sequence[Route] | None = None,
+    more: Sequence[Route] = (),
 ) -> Starlette:
     """The admin application; `ready` and `alive` are asked on every probe.
 
-    `probes` replace the routes that ask them.
+    `probes` replace the routes that ask them; `more` are a service's own.
     """
 
     def answer(value: bool) -> Response:
@@ -62,6 +63,7 @@ def build_app(
             *(own_probes if probes is None else probes),
             Route("/metrics", metrics),
             Route("/loglevel", _LogLevel),
+            *more,
         ]
     )
 
@@ -93,24 +95,32 @@ def _is_local(request: Request) -> bool:
 
 
 @asynccontextmanager
-async def serve_admin(address: str, app: Starlette) -> AsyncIterator[None]:
+async def serve_admin(address: str, app: Starlette) -> AsyncIterator[str]:
     """Serves the admin application on `host:port` or `unix:/path`; empty means not at all.
+
+    Yields the address with the real port.
 
     Raises:
         StartupError: the address is wrong or taken.
     """
     if not address:
-        yield
+        yield ""
         return
     listener = _listen(address)
     server = EmbeddedServer(uvicorn.Config(app, log_config=None))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        yield
+        yield _real(address, listener)
     finally:
         server.should_exit = True
         await task
         listener.close()
+
+
+def _real(address: str, listener: socket.socket) -> str:
+    if address.startswith("unix:"):
+        return address
+    return f"{address.rpartition(':')[0]}:{listener.getsockname()[1]}"
 
 
 def _listen(address: str) -> socket.socket:

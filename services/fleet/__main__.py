@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from services.common import logs, process
+from services.common.admin import serve_admin
 from services.common.config import parse
+from services.fleet.admin import fleet_app
 from services.fleet.config import FleetConfig
 from services.fleet.display import open_display
 from services.fleet.local import LocalFleet
+
+log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> NoReturn:
@@ -27,6 +32,12 @@ def main(argv: Sequence[str]) -> NoReturn:
         display = open_display()  # first: it redirects stderr, and logs go where stderr is
         logs.setup("fleet", level=config.log_level, format=config.log_format)
         fleet = LocalFleet(config, display)
+        async with serve_admin(config.admin_address, fleet_app(fleet)) as address:
+            if address:
+                log.info("telling Prometheus", extra={"targets": f"http://{address}/targets"})
+            await run(fleet, stop)
+
+    async def run(fleet: LocalFleet, stop: asyncio.Event) -> None:
         loading = asyncio.create_task(fleet.start())
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait([loading, stopped], return_when=asyncio.FIRST_COMPLETED)

@@ -69,6 +69,13 @@ class FleetConfig:
         1, "detokenizer processes; with 0 the gateway decodes by itself", group=_FLEET
     )
     tp: int = borrow(WorkerConfig, "tp", help="tensor-parallel ranks a worker", group=_FLEET)
+    admin_address: str = option(
+        "",
+        "host:port where Prometheus finds every service: /targets lists them for its HTTP service"
+        " discovery; /livez, /readyz and /loglevel of the supervisor; default: nowhere",
+        group="observability",
+        metavar="ADDRESS",
+    )
     run_dir: str = option(
         "",
         "directory for the fleet's sockets and its fleet.json; default: a fresh one, removed at"

@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from services.common.errors import ShoalError
+from services.common.metrics import ERROR_CODES
 from services.gateway.admission import Admission
 from services.gateway.peers.fleet import PeerFleet
 
@@ -71,6 +72,8 @@ class Metrics:
             ["outcome"],
             registry=registry,
         )
+        for code in ERROR_CODES:  # at 0 from the start, so that a rate sees the first one
+            self._errors.labels(code)
         for peer in ("worker", "detokenizer"):
             self._moves.labels(peer)
             self._handoffs.labels(peer)

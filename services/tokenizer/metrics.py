@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from services.common.metrics import ERROR_CODES
 from services.tokenizer.session import Sessions
 
 _ENCODE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -20,6 +21,8 @@ class TokenizerMetrics:
         self.failures = Counter(
             "shoal_tokenizer_failures", "Encodes that failed.", ("code",), registry=registry
         )
+        for code in ERROR_CODES:
+            self.failures.labels(code)
         self.seconds = Histogram(
             "shoal_tokenizer_encode_seconds",
             "From a prompt's receipt to its ids, queueing included.",

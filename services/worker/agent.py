@@ -197,7 +197,7 @@ class Agent:
             self.progress = event.progress
         if event.HasField("ready"):
             self.info = event.ready
-            self._metrics.engine_ready(event.ready.model)
+            self._metrics.engine_ready(event.ready)
             self._last_frame.epoch = event.ready.epoch
             self.changed.set()
         if event.HasField("flushed_pages"):
@@ -218,7 +218,7 @@ class Agent:
         for item in frame.finished:
             if self._handles.is_given_up(item.handle):
                 item.reason = common_pb2.FINISH_REASON_ABORT  # its last rows were dropped
-            self._metrics.finished(item.handle, item.reason)
+            self._metrics.finished(item)
             self._spans.finished(item.handle, item.reason)
             freed.append(item.handle)
         self._handles.deliver(frame, self._sessions)
@@ -241,7 +241,7 @@ class Agent:
         else:
             handle = self._handles.claim(session, submit.handle)
             self._idle.clear()
-            self._metrics.submitted(handle)
+            self._metrics.submitted(handle, submit)
             self._spans.submitted(handle, submit)
             command.submits.append(submit)
             command.submits[-1].handle = handle

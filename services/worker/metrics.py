@@ -1,27 +1,25 @@
 """What the worker tells Prometheus: the `vllm:*` names and `shoal_worker_*`.
 
-Counters and gauges are read from the engine's last report when they are scraped and
-cost nothing per step. Histograms are observed per request, and per step for a
-bounded sample of requests. This module keeps times by engine handle and knows
-nothing of sessions.
+Counters and gauges are the engine's own (`services.worker.engine_series`). Histograms are
+observed per request, and per step for a bounded sample of requests. This module keeps
+times by engine handle and knows nothing of sessions.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from protos import common_pb2, engine_pb2, worker_pb2
+from services.worker.engine_series import LABELS, EngineSeries
 
 # Gaps between tokens are observed for this many requests at a time, all of their gaps:
 # a row per step for each of 256 requests would cost more than the step's wire.
 MAX_SAMPLED = 8
 
-_LABELS = ("model_name",)
 _REASONS = {
     common_pb2.FINISH_REASON_STOP: "stop",
     common_pb2.FINISH_REASON_LENGTH: "length",
@@ -46,42 +44,67 @@ _ABORT = (
     *(0.15, 0.175, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10),
 )
 
+_LENGTHS = (
+    *(1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000),
+    *(10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000),
+)
+
+
+@dataclass(slots=True)
+class _Life:
+    """When what happened to a request, and how long it is, in tokens."""
+
+    submitted: float
+    num_prompt: int
+    num_resumed: int  # of its output, from another worker
+    started: float | None = None
+    first_token: float | None = None
+    aborted: float | None = None
+
 
 class WorkerMetrics:
-    """The worker's metrics in `registry`; series appear once the model's name is known."""
+    """The worker's metrics in `registry`; series appear once the model is loaded."""
 
     def __init__(
         self, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        self.info: worker_pb2.WorkerInfo | None = None
         self.load = worker_pb2.Load()
         self.stats = engine_pb2.EngineStats()
         self.num_sessions = 0
-        self.model = ""
+        self._model = ""
         self._clock = clock
         self._step = 0
-        self._submitted: dict[int, float] = {}
-        self._without_token: dict[int, float] = {}  # handle -> submitted
+        self._lives: dict[int, _Life] = {}  # by handle
+        self._without_token: set[int] = set()
         self._sampled: dict[int, float] = {}  # handle -> its last token
-        self._aborted: dict[int, float] = {}
         self._finished = Counter(
             "vllm:request_success",
             "Requests that ended.",
-            (*_LABELS, "finished_reason"),
+            (*LABELS, "finished_reason"),
             registry=registry,
         )
-
         self._handed_back = Counter(
             "shoal_worker_handed_back",
             "Requests that were handed back unfinished, as the worker drained.",
-            _LABELS,
+            LABELS,
             registry=registry,
         )
+        self._make_histograms(registry)
+        registry.register(EngineSeries(self))
+
+    def _make_histograms(self, registry: CollectorRegistry) -> None:
+        self._histograms: list[Histogram] = []
 
         def histogram(name: str, text: str, buckets: Iterable[float]) -> Histogram:
-            return Histogram(name, text, _LABELS, buckets=tuple(buckets), registry=registry)
+            made = Histogram(name, text, LABELS, buckets=tuple(buckets), registry=registry)
+            self._histograms.append(made)
+            return made
 
         self._first_token = histogram(
-            "vllm:time_to_first_token_seconds", "From submission to the first token.", _FIRST_TOKEN
+            "vllm:time_to_first_token_seconds",
+            "From submission to the first token; of a resumed request to its next.",
+            _FIRST_TOKEN,
         )
         self._between = histogram(
             "vllm:inter_token_latency_seconds",
@@ -90,6 +113,23 @@ class WorkerMetrics:
         )
         self._whole = histogram(
             "vllm:e2e_request_latency_seconds", "From submission to the last token.", _WHOLE
+        )
+        self._queue = histogram(
+            "vllm:request_queue_time_seconds", "From submission to the first batch.", _WHOLE
+        )
+        self._prefill = histogram(
+            "vllm:request_prefill_time_seconds", "From the first batch to the first token.", _WHOLE
+        )
+        self._decode = histogram(
+            "vllm:request_decode_time_seconds", "From the first token to the last.", _WHOLE
+        )
+        self._prompt_tokens = histogram(
+            "vllm:request_prompt_tokens", "Prompt tokens of the requests that ended.", _LENGTHS
+        )
+        self._output_tokens = histogram(
+            "vllm:request_generation_tokens",
+            "Tokens generated here for the requests that ended.",
+            _LENGTHS,
         )
         self._steps = histogram(
             "shoal_worker_step_seconds",
@@ -101,178 +141,94 @@ class WorkerMetrics:
             "From an abort's receipt to the engine's word that the request is gone.",
             _ABORT,
         )
-        registry.register(_EngineCollector(self))
 
     @property
     def num_handles(self) -> int:
         """Requests that the engine has not ended yet."""
-        return len(self._submitted)
+        return len(self._lives)
 
-    def engine_ready(self, model: str) -> None:
-        """Gives the series their model name."""
-        self.model = model
+    def engine_ready(self, info: worker_pb2.WorkerInfo) -> None:
+        """Gives the series their model's name."""
+        self.info = info
+        self._model = info.model
         for reason in _REASONS.values():
-            self._finished.labels(model, reason)
-        self._handed_back.labels(model)
-        for metric in (self._first_token, self._between, self._whole, self._steps, self._freed):
-            metric.labels(model)
+            self._finished.labels(info.model, reason)
+        self._handed_back.labels(info.model)
+        for histogram in self._histograms:
+            histogram.labels(info.model)
 
-    def submitted(self, handle: int) -> None:
-        self._submitted[handle] = self._without_token[handle] = self._clock()
+    def submitted(self, handle: int, submit: worker_pb2.Submit) -> None:
+        self._without_token.add(handle)
+        self._lives[handle] = _Life(self._clock(), len(submit.prompt_ids), len(submit.resume_ids))
 
     def aborted(self, handle: int) -> None:
-        self._aborted[handle] = self._clock()
+        self._lives[handle].aborted = self._clock()
 
     def handed_back(self, handle: int) -> None:
-        self._handed_back.labels(self.model).inc()
+        self._handed_back.labels(self._model).inc()
         self.aborted(handle)
 
     def stepped(self, frame: worker_pb2.StepFrame, stats: engine_pb2.EngineStats) -> None:
         """Takes in a frame of the engine, its rows still under the engine's handles."""
         self.load = frame.load
         self.stats = stats
+        merged = frame.step > self._step + 1
         if frame.step != self._step:
             self._step = frame.step
-            self._steps.labels(self.model).observe(stats.step_us / 1e6)
+            self._steps.labels(self._model).observe(stats.step_us / 1e6)
+        if frame.started:
+            self._start(frame)
         if frame.handles and (self._without_token or self._sampled):
-            self._tokens(set(frame.handles[:]))
+            self._tokens(frame, merged)
 
-    def _tokens(self, handles: set[int]) -> None:
+    def _start(self, frame: worker_pb2.StepFrame) -> None:
         now = self._clock()
+        for row in frame.started:
+            life = self._lives[row.handle]
+            life.started = now
+            self._queue.labels(self._model).observe(now - life.submitted)
+
+    def _tokens(self, frame: worker_pb2.StepFrame, merged: bool) -> None:
+        """Observes first tokens, and the gaps of the sampled requests.
+
+        A row of merged steps has several tokens, which share the gap evenly.
+        """
+        now = self._clock()
+        handles = set(frame.handles[:])
         if self._sampled:
-            between = self._between.labels(self.model)
+            counts = dict(zip(frame.handles[:], frame.counts[:], strict=True)) if merged else {}
+            between = self._between.labels(self._model)
             for handle in self._sampled.keys() & handles:
-                between.observe(now - self._sampled[handle])
+                count = counts.get(handle, 1)
+                for _ in range(count):
+                    between.observe((now - self._sampled[handle]) / count)
                 self._sampled[handle] = now
-        if self._without_token:
-            for handle in self._without_token.keys() & handles:
-                self._first_token.labels(self.model).observe(now - self._without_token.pop(handle))
-                if len(self._sampled) < MAX_SAMPLED:
-                    self._sampled[handle] = now
+        for handle in self._without_token & handles:
+            self._without_token.discard(handle)
+            self._lives[handle].first_token = now
+            self._first_token.labels(self._model).observe(now - self._lives[handle].submitted)
+            if len(self._sampled) < MAX_SAMPLED:
+                self._sampled[handle] = now
 
-    def finished(self, handle: int, reason: common_pb2.FinishReason.ValueType) -> None:
-        now = self._clock()
-        self._finished.labels(self.model, _REASONS[reason]).inc()
-        self._whole.labels(self.model).observe(now - self._submitted[handle])
-        if handle in self._aborted:
-            self._freed.labels(self.model).observe(now - self._aborted[handle])
-        self.forget(handle)
+    def finished(self, finished: worker_pb2.Finished) -> None:
+        """A request ended; its handle is the engine's."""
+        now, model = self._clock(), self._model
+        life = self._lives[finished.handle]
+        self._finished.labels(model, _REASONS[finished.reason]).inc()
+        self._whole.labels(model).observe(now - life.submitted)
+        self._prompt_tokens.labels(model).observe(life.num_prompt)
+        num_output = max(0, finished.num_output_tokens - life.num_resumed)
+        self._output_tokens.labels(model).observe(num_output)
+        if life.first_token is not None:
+            self._decode.labels(model).observe(now - life.first_token)
+            if life.started is not None:
+                self._prefill.labels(model).observe(life.first_token - life.started)
+        if life.aborted is not None:
+            self._freed.labels(model).observe(now - life.aborted)
+        self.forget(finished.handle)
 
     def forget(self, handle: int) -> None:
         """Drops a handle's times without an observation: the request was refused."""
-        for times in (self._submitted, self._without_token, self._sampled, self._aborted):
-            times.pop(handle, None)
-
-
-class _EngineCollector(Collector):
-    """Reads the engine's last report when Prometheus asks."""
-
-    def __init__(self, metrics: WorkerMetrics) -> None:
-        self._metrics = metrics
-
-    def describe(self) -> Iterator[Metric]:
-        """Promises no names: they need the model's name as a label."""
-        return iter(())
-
-    def collect(self) -> Iterator[Metric]:
-        metrics = self._metrics
-        if not metrics.model:
-            return
-        for name, (value, text) in self._gauges().items():
-            yield self._series(GaugeMetricFamily(name, text, labels=_LABELS), value)
-        yield self._pages(metrics.load, metrics.stats)
-        yield self._requests(metrics.load)
-        for name, (value, text) in self._counters().items():
-            yield self._series(CounterMetricFamily(name, text, labels=_LABELS), value)
-
-    def _gauges(self) -> dict[str, tuple[float, str]]:
-        """Values and descriptions by name."""
-        metrics = self._metrics
-        load, stats = metrics.load, metrics.stats
-        used = load.num_pages - load.num_free_pages - load.num_evictable_pages
-        return {
-            "vllm:num_requests_running": (load.num_running, "Requests that hold KV pages."),
-            "vllm:num_requests_waiting": (load.num_waiting, "Requests that wait for pages."),
-            "vllm:kv_cache_usage_perc": (
-                used / max(1, load.num_pages),
-                "Share of KV pages in use; 1 is all.",
-            ),
-            "shoal_worker_sessions": (metrics.num_sessions, "Open streams of clients."),
-            "shoal_worker_handles": (metrics.num_handles, "Requests the agent has open."),
-            "shoal_worker_engine_requests": (stats.num_requests, "Requests the engine knows."),
-            "shoal_worker_batch_tokens": (stats.batch_tokens, "Tokens in the last batch."),
-            "shoal_worker_grammar_requests": (
-                stats.num_grammar_requests,
-                "Running requests that follow a grammar.",
-            ),
-        }
-
-    def _counters(self) -> dict[str, tuple[float, str]]:
-        """The same of what only grows."""
-        load, stats = self._metrics.load, self._metrics.stats
-        return {
-            "vllm:prefix_cache_queries": (stats.num_prefix_query_tokens, "Tokens looked up."),
-            "vllm:prefix_cache_hits": (stats.num_prefix_hit_tokens, "Tokens found."),
-            "vllm:prompt_tokens": (stats.num_prefill_tokens, "Prompt tokens computed."),
-            "vllm:generation_tokens": (stats.num_output_tokens, "Tokens generated."),
-            "vllm:num_preemptions": (load.num_preempted, "Requests that lost their pages."),
-            "shoal_worker_preemptions": (load.num_preempted, "Requests that lost their pages."),
-            "shoal_worker_late_requests": (
-                stats.num_late,
-                "Requests dropped from the queue, as their deadline could not be met.",
-            ),
-            "shoal_worker_prefix_query_tokens": (
-                stats.num_prefix_query_tokens,
-                "Prompt tokens looked up in the prefix cache.",
-            ),
-            "shoal_worker_prefix_hit_tokens": (
-                stats.num_prefix_hit_tokens,
-                "Prompt tokens found there.",
-            ),
-            "shoal_worker_steps": (stats.num_steps, "Steps of the engine."),
-            "shoal_worker_busy_seconds": (stats.busy_us / 1e6, "Time the engine computed."),
-            "shoal_worker_bubble_seconds": (
-                stats.bubble_us / 1e6,
-                "Time the engine stood idle with work waiting.",
-            ),
-            "shoal_worker_grammars_compiled": (stats.num_grammars_compiled, "Grammars compiled."),
-            "shoal_worker_grammars_refused": (
-                stats.num_grammars_failed,
-                "Grammars that could not be compiled.",
-            ),
-            "shoal_worker_grammar_cache_hits": (
-                stats.num_grammar_hits,
-                "Requests whose grammar was compiled already, or being compiled.",
-            ),
-            "shoal_worker_grammar_compile_seconds": (
-                stats.grammar_compile_us / 1e6,
-                "Time spent compiling grammars.",
-            ),
-        }
-
-    def _series(self, family: GaugeMetricFamily | CounterMetricFamily, value: float) -> Metric:
-        family.add_metric([self._metrics.model], value)
-        return family
-
-    def _requests(self, load: worker_pb2.Load) -> Metric:
-        family = GaugeMetricFamily(
-            "shoal_worker_requests", "Requests by state.", labels=(*_LABELS, "state")
-        )
-        family.add_metric([self._metrics.model, "running"], load.num_running)
-        family.add_metric([self._metrics.model, "waiting"], load.num_waiting)
-        return family
-
-    def _pages(self, load: worker_pb2.Load, stats: engine_pb2.EngineStats) -> Metric:
-        family = GaugeMetricFamily(
-            "shoal_worker_pages", "KV pages by state.", labels=(*_LABELS, "state")
-        )
-        states = {
-            "free": load.num_free_pages,
-            "evictable": load.num_evictable_pages,
-            "locked": stats.num_locked_pages,
-            "in_flight": stats.num_inflight_pages,
-            "total": load.num_pages,
-        }
-        for state, pages in states.items():
-            family.add_metric([self._metrics.model, state], pages)
-        return family
+        self._lives.pop(handle, None)
+        self._without_token.discard(handle)
+        self._sampled.pop(handle, None)

@@ -141,6 +141,7 @@ class StepMerger:
             finished = self._frame.finished.add(
                 handle=ended.handle,
                 reason=common_pb2.FinishReason.ValueType(int(ended.reason)),
+                num_output_tokens=ended.num_output_tokens,
             )
             if ended.stop_token_id is not None:
                 finished.stop_token_id = ended.stop_token_id

@@ -308,14 +308,46 @@ async def test_latencies_are_measured_from_the_clients_side() -> None:
         bench.deliver(rows)
     last = worker_pb2.StepFrame()
     for handle in handles:
-        last.finished.add(handle=handle, reason=common_pb2.FINISH_REASON_LENGTH)
+        last.finished.add(
+            handle=handle, reason=common_pb2.FINISH_REASON_LENGTH, num_output_tokens=3
+        )
     bench.deliver(last)
+    assert bench.sample("vllm:request_prompt_tokens_sum") == len(handles)
+    assert bench.sample("vllm:request_generation_tokens_sum") == 3 * len(handles)
     assert bench.sample("vllm:time_to_first_token_seconds_sum") == len(handles)
     assert bench.sample("vllm:inter_token_latency_seconds_count") == 2 * MAX_SAMPLED
     assert bench.sample("vllm:inter_token_latency_seconds_sum") == 0.75 * MAX_SAMPLED
     assert bench.sample("vllm:e2e_request_latency_seconds_sum") == 1.75 * len(handles)
     ended = bench.sample("vllm:request_success_total", finished_reason="length")
     assert ended == len(handles)
+
+
+async def test_a_request_is_measured_by_its_phases_and_merged_steps_share_their_gap() -> None:
+    bench = Bench()
+    session = bench.open()
+    submit = worker_pb2.Submit(handle=7, prompt_ids=[1, 2, 3], resume_ids=[4, 5])
+    bench.agent.receive(session, worker_pb2.WorkerSessionRequest(submits=[submit]))
+    handle = bench.commands[-1].submits[0].handle
+    bench.now = 1.0
+    frame = worker_pb2.StepFrame(step=1)
+    frame.started.add(handle=handle)
+    bench.deliver(frame)
+    for bench.now, step, count in ((3.0, 2, 1), (6.0, 5, 3)):
+        rows = worker_pb2.StepFrame(step=step, handles=[handle], counts=[count])
+        rows.token_ids.extend([9] * count)
+        bench.deliver(rows)
+    bench.now = 7.0
+    frame = worker_pb2.StepFrame(step=6)
+    reason = common_pb2.FINISH_REASON_STOP
+    frame.finished.add(handle=handle, reason=reason, num_output_tokens=6)
+    bench.deliver(frame)
+    assert bench.sample("vllm:request_queue_time_seconds_sum") == 1.0
+    assert bench.sample("vllm:request_prefill_time_seconds_sum") == 2.0
+    assert bench.sample("vllm:request_decode_time_seconds_sum") == 4.0
+    assert bench.sample("vllm:inter_token_latency_seconds_count") == 3
+    assert bench.sample("vllm:inter_token_latency_seconds_bucket", le="1.0") == 3
+    assert bench.sample("vllm:request_prompt_tokens_sum") == 3
+    assert bench.sample("vllm:request_generation_tokens_sum") == 4  # the others were made elsewhere
 
 
 @pytest.mark.parametrize("end", ["abort", "leave", "hand back"])

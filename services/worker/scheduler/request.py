@@ -55,11 +55,15 @@ class Commands:
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequest:
-    """A request that ended. `stop_token_id` is the end-of-sequence or stop id, if one did it."""
+    """A request that ended. `stop_token_id` is the end-of-sequence or stop id, if one did it.
+
+    `num_output_tokens` counts all of its output, resumed ids included.
+    """
 
     handle: int
     reason: FinishReason
     stop_token_id: int | None
+    num_output_tokens: int = 0
 
 
 @dataclass(slots=True)

@@ -376,7 +376,8 @@ class Scheduler:
     def _end(self, request: Request, reason: FinishReason, output: StepOutput) -> None:
         """Answers for a request and lets it go."""
         stop_id = request.output_ids[-1] if reason is FinishReason.STOP else None
-        output.finished.append(FinishedRequest(request.handle, reason, stop_id))
+        num_output = len(request.output_ids)
+        output.finished.append(FinishedRequest(request.handle, reason, stop_id, num_output))
         self._let_go(request)
 
     def _let_go(self, request: Request) -> None:
