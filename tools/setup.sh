@@ -44,8 +44,8 @@ install_run() {
 install_dev() {
     say "installing the tools for tests and linters"
     "${pip[@]}" -e '.[dev]'
-    [ -x .venv/bin/helm ] || command -v helm >/dev/null || .venv/bin/python tools/get-helm.py .venv/bin ||
-        say "could not get helm; the chart's tests will be skipped"
+    .venv/bin/python tools/get-helm.py .venv/bin ||
+        say "could not get helm; tests of the chart will be skipped"
 }
 
 [ -x .venv/bin/python ] || make_venv

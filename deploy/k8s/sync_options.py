@@ -28,8 +28,8 @@ CONFIGS: dict[str, type] = {
 }
 CHART_DECIDES = {
     *("address", "admin_address", "host", "port", "grpc_port", "drain_timeout"),
-    *("log_level", "log_format", "model", "served_model_name", "tp"),
-    *("nnodes", "node_rank", "rendezvous"),  # a worker of the chart is one host
+    *("log_level", "log_format", "model", "served_model_name", "expect_models"),
+    *("tp", "nnodes", "node_rank", "rendezvous"),
     *("tls_cert", "tls_key", "tls_ca", "api_key", "api_key_file", "otlp_endpoint"),
     *("peer_tls_cert", "peer_tls_key", "peer_tls_ca", "peer_tls_server_name"),
     *("tokenizer_addresses", "detokenizer_addresses", "worker_addresses"),
@@ -65,12 +65,18 @@ def _camel_case(name: str) -> str:
     return first + "".join(part.title() for part in rest)
 
 
+def config_schema(schema: dict[str, Any], service: str) -> dict[str, Any]:
+    """The schema of a service's `config`; that of the workers is also every pool's."""
+    node = schema["definitions"] if service == "worker" else schema["properties"]
+    found: dict[str, Any] = node[service]["properties"]["config"]
+    return found
+
+
 def main() -> None:
     """Rewrites the schema's option lists in place."""
     schema = json.loads(SCHEMA_FILE.read_text())
     for service, config in CONFIGS.items():
-        node = schema["properties"][service]["properties"]["config"]
-        node["properties"] = option_schemas(config)
+        config_schema(schema, service)["properties"] = option_schemas(config)
     SCHEMA_FILE.write_text(json.dumps(schema, indent=2) + "\n")
 
 

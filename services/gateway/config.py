@@ -95,6 +95,13 @@ class GatewayConfig:
     hold_timeout: float = option(
         0.0, "seconds a new request waits for a worker when there is none", group=_PEERS
     )
+    expect_models: tuple[str, ...] = option(
+        (),
+        "models whose workers may all be away, scaled to none or not started yet: requests for"
+        " them wait for --hold-timeout and then get 503, where unknown models get 404",
+        group=_PEERS,
+        metavar="NAME,...",
+    )
 
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "none"] = option(
         "auto",

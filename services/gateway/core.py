@@ -66,6 +66,7 @@ class Core:
             make_policy(config.routing, index),
             index,
             make_local_decoder(config, self.tracing),
+            config.expect_models,
         )
         self.admission = Admission(
             self.fleet.ready_workers,

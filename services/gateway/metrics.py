@@ -164,6 +164,12 @@ class _Gauges(Collector):
             "Requests that wait for a worker with room",
             value=census.admission.num_waiting,
         )
+        yield _family(
+            "shoal_gateway_requests_held",
+            "Requests that wait for the first worker, by the expected model; others have none",
+            "model",
+            census.fleet.num_held.items(),
+        )
 
     def _peers(self) -> Iterator[Metric]:
         fleet = self._census.fleet

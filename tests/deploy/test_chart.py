@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.deploy.charts import BACKENDS, EXAMPLES, NAMESPACE, SERVICES, Helm, Render
+from tests.deploy.validation import all_versions, schemas
 
-KUBERNETES_VERSIONS = ("1.29", "1.33", "1.37")
-OPERATOR_KINDS = {
-    "PodMonitor",
-    "Certificate",
-}  # custom resources, whose schemas are not Kubernetes'
 VARIANTS: dict[str, dict[str, str]] = {
     "http-dns": {"probes.type": "http", "discovery.type": "dns"},
     "autoscaled": {f"{service}.autoscaling.enabled": "true" for service in SERVICES},
@@ -35,21 +30,9 @@ VARIANTS: dict[str, dict[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_examples_pass_the_linter(helm: Helm, example: Path) -> None:
-    helm.lint([example])
-
-
-@pytest.mark.parametrize(
-    "case", [*EXAMPLES, *VARIANTS], ids=lambda case: case.stem if isinstance(case, Path) else case
-)
-def test_renders_are_valid_in_every_kubernetes(helm: Helm, case: Path | str) -> None:
-    validate = pytest.importorskip("kubernetes_validate").validate
-    render = helm.template([case]) if isinstance(case, Path) else helm.template(sets=VARIANTS[case])
-    versions = KUBERNETES_VERSIONS if isinstance(case, Path) else KUBERNETES_VERSIONS[-1:]
-    for version, item in itertools.product(versions, render.objects):
-        if item["kind"] not in OPERATOR_KINDS:
-            validate(item, version, strict=True)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants_are_valid(helm: Helm, variant: str) -> None:
+    schemas(all_versions()[-1]).check(helm.template(sets=VARIANTS[variant]).objects)
 
 
 def test_each_service_has_its_objects(default: Render) -> None:

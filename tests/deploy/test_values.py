@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Iterator
@@ -11,15 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.k8s.sync_options import CONFIGS, option_schemas
-from services.common.config import env_name, flag_name
-from tests.deploy.charts import CHART, EXAMPLES, SERVICES, Helm, RenderError
+from deploy.k8s.sync_options import CONFIGS, config_schema, option_schemas
+from tests.deploy.charts import CHART, SERVICES, Helm, RenderError
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
-
-
-def _options(service: str) -> set[str]:
-    return {field.name for field in dataclasses.fields(CONFIGS[service])}
 
 
 @pytest.mark.parametrize(
@@ -44,6 +38,43 @@ def _options(service: str) -> set[str]:
         ({"model.source": "hub"}, "model.hub.id"),
         ({"model.source": "pvc", "model.pvc.claimName": "m"}, "model.pvc.path"),
         ({"worker.gpu.count": "4"}, "one GPU a rank"),
+        ({"worker.hosts": "2"}, "cannot be shared by worker.hosts 2"),
+        (
+            {"worker.hosts": "2", "worker.tensorParallel": "8", "worker.gpu.count": "8"},
+            "worker.gpu.count 8 on each of 2 hosts must make worker.tensorParallel 8",
+        ),
+        ({"worker.model": "chat"}, "model chat is named where models are none"),
+        ({"models.chat.servedName": "x"}, "worker.model must be one of models: chat"),
+        (
+            {"models.chat.servedName": "x", "pools.big.model": "chart"},
+            "pools.big.model must be one of models: chat",
+        ),
+        ({"models.chat.sauce": "hub"}, "sauce"),
+        ({"models.Chat.source": "hub"}, "Chat"),
+        ({"pools.big.replica": "2"}, "replica"),
+        ({"pools.big.config.noSuchOption": "1"}, "noSuchOption"),
+        ({"models.chat.source": "hub", "worker.model": "chat"}, "models.chat.hub.id"),
+        ({"model.source": "image"}, "model.image.reference"),
+        (
+            {"model.source": "hub", "model.hub.id": "a/b", "model.hub.downloadJob": "true"},
+            "downloadJob needs model.hub.cache.create",
+        ),
+        (
+            {"worker.keda.enabled": "true", "model.servedName": "m"},
+            "worker.keda.minReplicas 0 needs gateway.config.holdTimeout",
+        ),
+        (
+            {"worker.keda.enabled": "true", "gateway.config.holdTimeout": "60"},
+            "needs model.servedName",
+        ),
+        (
+            {"worker.keda.enabled": "true", "worker.autoscaling.enabled": "true"},
+            "either autoscaling or keda",
+        ),
+        ({"gateway.httpRoute.enabled": "true"}, "gateway.httpRoute.parentRefs"),
+        ({"gateway.inferencePool.enabled": "true"}, "endpointPicker.name"),
+        ({"podAntiAffinity": "sometimes"}, "podAntiAffinity"),
+        ({"fullnameOverride": "f" * 48, "pools.big-and-long-of-name.replicas": "1"}, "63"),
         (
             {"worker.autoscaling.enabled": "true", "worker.autoscaling.maxReplicas": "0"},
             "maxReplicas",
@@ -66,22 +97,9 @@ def test_grpc_probes_are_refused_where_kubernetes_has_none(helm: Helm) -> None:
     helm.template(kube_version="1.23.0", sets={"probes.type": "http"})
 
 
-@pytest.mark.parametrize("values", [(), *((path,) for path in EXAMPLES)], ids=str)
-def test_flags_in_the_templates_exist(helm: Helm, values: tuple[Any, ...]) -> None:
-    render = helm.template(values)
-    for service in SERVICES:
-        role = render.container(service)["args"][0]
-        assert role == service
-        known = {flag_name(name) for name in _options(service)}
-        assert render.flags(service).keys() <= known
-        variables = {name for name in render.env(service) if name.startswith("SHOAL_")}
-        assert variables <= {env_name(name) for name in _options(service)}
-
-
 @pytest.mark.parametrize("service", SERVICES)
 def test_the_schema_knows_exactly_the_options_left_to_the_user(service: str) -> None:
-    schema = SCHEMA["properties"][service]["properties"]["config"]
-    assert schema["properties"] == option_schemas(CONFIGS[service]), (
+    assert config_schema(SCHEMA, service)["properties"] == option_schemas(CONFIGS[service]), (
         "an option has changed: run `python -m deploy.k8s.sync_options`"
     )
 
@@ -114,6 +132,8 @@ def test_the_cpu_limit_becomes_the_number_of_threads_unless_it_is_given(helm: He
 
 def _objects(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """Every object of the schema that lists its properties."""
+    reference = schema.get("$ref", "").removeprefix("#/definitions/")
+    schema = SCHEMA["definitions"][reference] if reference else schema
     if "properties" in schema:
         yield path, schema
         for key, value in schema["properties"].items():
@@ -122,7 +142,9 @@ def _objects(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict
 
 def test_the_schema_is_closed_and_says_what_the_defaults_are_for() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
+    paths = set()
     for path, schema in _objects(SCHEMA):
+        paths.add(path)
         assert schema["additionalProperties"] is False, path
         node = values
         for key in path.split(".") if path else ():
@@ -131,6 +153,7 @@ def test_the_schema_is_closed_and_says_what_the_defaults_are_for() -> None:
             continue
         if path in ("", *SERVICES) or node:
             assert set(schema["properties"]) - {"global"} == set(node), path
+    assert {"worker.keda", "model.hub.cache", "gateway.httpRoute"} <= paths
 
 
 def test_every_value_is_documented() -> None:

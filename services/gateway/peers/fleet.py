@@ -67,6 +67,7 @@ class PeerFleet:
         policy: Policy,
         index: PrefixIndex,
         local_decoder: LocalDecoder | None = None,
+        expected_models: Sequence[str] = (),
     ) -> None:
         self.workers = PeerPool(
             sources.workers,
@@ -93,6 +94,8 @@ class PeerFleet:
         self._changed = asyncio.Event()
         self._num_changes = 0
         self._first_seen: dict[str, int] = {}
+        self._expected: dict[str, Model | None] = dict.fromkeys(expected_models)  # as last seen
+        self.num_held: dict[str, int] = dict.fromkeys(("", *expected_models), 0)
 
     async def run(self) -> None:
         """Keeps all sessions until cancelled."""
@@ -143,12 +146,19 @@ class PeerFleet:
     # -- models
 
     def models(self) -> dict[str, Model]:
-        """The models by name. One whose workers are all away is still listed."""
+        """The models by name. One whose workers are all away is still listed, for as long as
+        they have an address, or once it was seen if it is an expected one."""
         by_name: dict[str, list[WorkerPeer]] = {}
         for worker in self.workers:
             if worker.info is not None:
                 by_name.setdefault(worker.info.model, []).append(worker)
-        return {name: self._model(name, workers) for name, workers in sorted(by_name.items())}
+        found = {name: self._model(name, workers) for name, workers in by_name.items()}
+        for name, before in self._expected.items():
+            if name in found:
+                self._expected[name] = found[name]
+            elif before is not None:
+                found[name] = before
+        return dict(sorted(found.items()))
 
     def _model(self, name: str, workers: list[WorkerPeer]) -> Model:
         infos = [worker.info for worker in workers if worker.ready and worker.info]
@@ -170,22 +180,32 @@ class PeerFleet:
             model = self.named_model(name)
             return model if model and self.ready_workers(model.name) else None
 
-        return await self.wait_for(find, patience, "no worker is ready")
+        if (found := find()) is not None:
+            return found
+        only = next(iter(self._expected)) if len(self._expected) == 1 else ""
+        held = (name or only) if (name or only) in self._expected else ""
+        self.num_held[held] += 1
+        try:
+            return await self.wait_for(find, patience, "no worker is ready")
+        finally:
+            self.num_held[held] -= 1
 
     def named_model(self, name: str) -> Model | None:
-        """The model, with or without a ready worker; None if no model is known at all."""
+        """The model, with or without a ready worker; None if no model is known at all, or an
+        expected one is not known yet. Raises ModelNotFound or InvalidRequest."""
         models = self.models()
         if not models:
             return None
+        names = sorted({*models, *self._expected})
         if not name:
-            if len(models) > 1:
-                raise InvalidRequest(f"name a model: {', '.join(models)}", param="model")
-            return next(iter(models.values()))
-        if name not in models:
+            if len(names) > 1:
+                raise InvalidRequest(f"name a model: {', '.join(names)}", param="model")
+            name = names[0]
+        if name not in names:
             raise ModelNotFound(
-                f"The model {name!r} does not exist; served: {', '.join(models)}", param="model"
+                f"The model {name!r} does not exist; served: {', '.join(names)}", param="model"
             )
-        return models[name]
+        return models.get(name)
 
     # -- instances
 

@@ -95,6 +95,38 @@ async def test_several_models_are_told_apart(tmp_path: Path) -> None:
             assert rig.detokenizers[index].frames
 
 
+async def test_requests_for_an_expected_model_are_held_until_it_has_a_worker(
+    tmp_path: Path,
+) -> None:
+    async with make_rig(
+        tmp_path, workers=2, tokenizers=2, detokenizers=2, hold_timeout=20, expect_models=("other",)
+    ) as rig:
+
+        def num_held(model: str) -> float | None:
+            return rig.registry.get_sample_value("shoal_gateway_requests_held", {"model": model})
+
+        with pytest.raises(ModelNotFound, match="served: fake, other"):
+            await rig.core.start(request(model="third"))
+        with pytest.raises(InvalidRequest, match="fake, other"):
+            await rig.core.start(request())
+        assert (num_held(""), num_held("other")) == (0, 0)
+        held = asyncio.create_task(rig.core.start(request(model="other")))
+        await asyncio.wait([held], timeout=0.05)
+        assert num_held("other") == 1
+        for fake in (rig.workers[1], rig.tokenizers[1], rig.detokenizers[1]):
+            fake.info.model = "other"
+            await fake.server.kill()
+            await fake.server.start()
+        assert joined(await collect(await held))[0] == expected_text("hello", 10)
+        assert num_held("other") == 0
+
+        rig.core.hold_timeout = 0
+        rig.core.fleet.workers._apply(frozenset({rig.worker.server.address}))  # scaled to none
+        assert [card.id for card in rig.core.models()] == ["fake", "other"]
+        with pytest.raises(Unavailable):
+            await rig.core.start(request(model="other"))
+
+
 async def test_tokenize_and_detokenize(rig: Rig) -> None:
     text = await rig.core.tokenize("", TextPrompt("ab"), return_token_strs=True)
     assert (list(text.token_ids), list(text.token_strs or ())) == ([97, 98], ["a", "b"])

@@ -13,16 +13,25 @@
 {{- end -}}
 {{- end -}}
 
-{{/* The name of a service's objects. Takes {root, service}. */}}
+{{/* The name of a part's objects. Takes {root, service} and perhaps part. */}}
 {{- define "shoal.name" -}}
-{{- printf "%s-%s" (include "shoal.fullname" .root) .service -}}
+{{- $name := printf "%s-%s" (include "shoal.fullname" .root) .service -}}
+{{- with .part }}{{ $name = printf "%s-%s" $name . }}{{ end -}}
+{{- if gt (len $name) 63 }}{{ fail (printf "%s has more than 63 characters: shorten the release's, the pool's or the model's name" $name) }}{{ end -}}
+{{- $name -}}
 {{- end -}}
 
-{{/* What selects a service's pods; immutable. Takes {root, service}. */}}
+{{/*
+What selects the pods of a service, or of one of its parts (a pool of workers, a model's
+tokenizers); immutable. Takes {root, service} and perhaps part.
+*/}}
 {{- define "shoal.selectorLabels" -}}
 app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride | trunc 63 | trimSuffix "-" }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .service }}
+{{- with .part }}
+shoal/{{ ternary "pool" "model" (eq $.service "worker") }}: {{ . }}
+{{- end }}
 {{- end -}}
 
 {{/* Labels of an object. Takes {root, service}. */}}
@@ -45,9 +54,9 @@ labels:
   {{- include "shoal.labels" . | nindent 2 }}
 {{- end -}}
 
-{{/* The image of a service. Takes {root, service}. */}}
+{{/* An image. Takes {root, values}. */}}
 {{- define "shoal.image" -}}
-{{- $image := (index .root.Values .service).image -}}
+{{- $image := .values.image -}}
 {{- $tag := coalesce $image.tag .root.Values.image.tag .root.Chart.AppVersion -}}
 {{- $name := $image.repository -}}
 {{- with .root.Values.image.registry }}{{ $name = printf "%s/%s" (trimSuffix "/" .) $name }}{{ end -}}
@@ -75,14 +84,34 @@ During preStop the pod still takes work, while its removal from the endpoints sp
 {{- add (include "shoal.preStopSeconds" . | int) (.Values.drainSeconds | int) 10 -}}
 {{- end -}}
 
-{{/* The flag that tells the gateway where a service is. Takes {root, service}. */}}
-{{- define "shoal.peer" -}}
+{{/* Where the gateway finds a part of a service. Takes a context. */}}
+{{- define "shoal.address" -}}
 {{- $name := include "shoal.name" . -}}
 {{- if eq .root.Values.discovery.type "kubernetes" -}}
-{{- printf "--%s-addresses=k8s:%s/%s:grpc" .service .root.Release.Namespace $name -}}
+{{- printf "k8s:%s/%s:grpc" .root.Release.Namespace $name -}}
 {{- else -}}
-{{- printf "--%s-addresses=dns:%s.%s.svc.%s:50051" .service $name .root.Release.Namespace .root.Values.clusterDomain -}}
+{{- printf "dns:%s.%s.svc.%s:50051" $name .root.Release.Namespace .root.Values.clusterDomain -}}
 {{- end -}}
+{{- end -}}
+
+{{/* The flag that tells the gateway where every part of a service is. Takes {root, service}. */}}
+{{- define "shoal.peer" -}}
+{{- $found := dict "root" .root "service" .service -}}
+{{- include "shoal.setParts" $found -}}
+{{- $addresses := list -}}
+{{- range $found.parts }}{{ $addresses = append $addresses (include "shoal.address" .) }}{{ end -}}
+{{- printf "--%s-addresses=%s" .service (join "," $addresses) -}}
+{{- end -}}
+
+{{/* The flag with the models that the gateway may expect while no worker serves them. Takes the root. */}}
+{{- define "shoal.expectedModels" -}}
+{{- $found := dict "root" . -}}
+{{- include "shoal.setModels" $found -}}
+{{- $names := list -}}
+{{- range $found.models }}{{ with .model.servedName }}{{ $names = append $names . }}{{ end }}{{ end -}}
+{{- with $names }}
+- {{ join "," . | printf "--expect-models=%s" | quote }}
+{{- end }}
 {{- end -}}
 
 {{/* The secret with the certificate of a side, internal or public; empty without TLS. Takes {root, side}. */}}
@@ -98,39 +127,4 @@ During preStop the pod still takes work, while its removal from the endpoints sp
 {{/* http or https, as clients of the gateway must say. */}}
 {{- define "shoal.scheme" -}}
 {{- ternary "https" "http" (ne (include "shoal.tlsSecret" (dict "root" . "side" "public")) "") -}}
-{{- end -}}
-
-{{/* Refuses values that the schema cannot see to be wrong. */}}
-{{- define "shoal.validate" -}}
-{{- $model := .Values.model -}}
-{{- if and (eq $model.source "hub") (not $model.hub.id) }}{{ fail "model.source hub needs model.hub.id" }}{{ end -}}
-{{- if and (eq $model.source "pvc") (not (and $model.pvc.claimName $model.pvc.path)) -}}
-{{- fail "model.source pvc needs model.pvc.claimName and model.pvc.path" -}}
-{{- end -}}
-{{- if and $model.hub.cache.create $model.hub.cache.existingClaim -}}
-{{- fail "model.hub.cache: either create or existingClaim" -}}
-{{- end -}}
-{{- range $side := list "internal" "public" -}}
-{{- $tls := index $.Values.tls $side -}}
-{{- if and $tls.existingSecret $tls.issuerRef.name -}}
-{{- fail (printf "tls.%s: either existingSecret or issuerRef" $side) -}}
-{{- end -}}
-{{- end -}}
-{{- if and .Values.tls.public.requireClientCertificates (not (include "shoal.tlsSecret" (dict "root" . "side" "public"))) -}}
-{{- fail "tls.public.requireClientCertificates needs tls.public.existingSecret or tls.public.issuerRef" -}}
-{{- end -}}
-{{- $gpus := int .Values.worker.gpu.count -}}
-{{- if and (gt $gpus 0) (ne $gpus (int .Values.worker.tensorParallel)) -}}
-{{- fail (printf "worker.gpu.count %d must equal worker.tensorParallel %d: one GPU a rank" $gpus (int .Values.worker.tensorParallel)) -}}
-{{- end -}}
-{{- if and (eq .Values.probes.type "grpc") (semverCompare "<1.24.0-0" .Capabilities.KubeVersion.Version) -}}
-{{- fail "probes.type grpc needs Kubernetes 1.24 or newer; set it to http" -}}
-{{- end -}}
-{{- range $service := list "gateway" "tokenizer" "detokenizer" "worker" -}}
-{{- with (index $.Values $service).autoscaling -}}
-{{- if and .enabled (lt (int .maxReplicas) (int .minReplicas)) -}}
-{{- fail (printf "%s.autoscaling: maxReplicas is below minReplicas" $service) -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
 {{- end -}}

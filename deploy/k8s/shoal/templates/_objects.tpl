@@ -1,11 +1,11 @@
-{{/* Whole objects that differ between services in little but the name. All take {root, service}. */}}
+{{/* Whole objects that differ between services in little but the name. All take a context (_parts.tpl). */}}
 
 {{- define "shoal.serviceAccount" -}}
 apiVersion: v1
 kind: ServiceAccount
 metadata:
   {{- include "shoal.metadata" . | nindent 2 }}
-  {{- with (index .root.Values .service).serviceAccountAnnotations }}
+  {{- with .values.serviceAccountAnnotations }}
   annotations:
     {{- toYaml . | nindent 4 }}
   {{- end }}
@@ -23,6 +23,9 @@ spec:
   clusterIP: None
   selector:
     {{- include "shoal.selectorLabels" . | nindent 4 }}
+    {{- if gt (int (default 1 .values.hosts)) 1 }}
+    shoal/role: leader
+    {{- end }}
   ports:
     - name: grpc
       port: 50051
@@ -35,7 +38,6 @@ spec:
 
 {{/* A tokenizer or a detokenizer: one image, two roles. */}}
 {{- define "shoal.tokenizerDeployment" -}}
-{{- $values := index .root.Values .service -}}
 apiVersion: apps/v1
 kind: Deployment
 metadata:
@@ -47,16 +49,16 @@ spec:
       {{- include "shoal.podMetadata" . | nindent 6 }}
     spec:
       {{- include "shoal.podSpec" . | nindent 6 }}
+      {{- include "shoal.initContainers" . | nindent 6 }}
       containers:
         - {{- include "shoal.container" . | nindent 10 }}
           args:
             - {{ .service }}
-            - {{ include "shoal.listen" (dict "root" .root "port" 50051) | printf "--address=%s" | quote }}
-            - {{ include "shoal.listen" (dict "root" .root "port" 9090) | printf "--admin-address=%s" | quote }}
+            {{- include "shoal.listenArgs" . | nindent 12 }}
             {{- include "shoal.commonArgs" . | nindent 12 }}
             {{- include "shoal.securityArgs" . | nindent 12 }}
             {{- include "shoal.modelArgs" . | nindent 12 }}
-            {{- with $values.extraArgs }}
+            {{- with .values.extraArgs }}
             {{- toYaml . | nindent 12 }}
             {{- end }}
           env:
@@ -67,7 +69,7 @@ spec:
             - {name: admin, containerPort: 9090}
           {{- include "shoal.probes" . | nindent 10 }}
           resources:
-            {{- toYaml $values.resources | nindent 12 }}
+            {{- toYaml .values.resources | nindent 12 }}
           volumeMounts:
             {{- include "shoal.volumeMounts" . | nindent 12 }}
       volumes:
@@ -76,21 +78,25 @@ spec:
 
 {{/* The fields of a Deployment's spec beside its template. */}}
 {{- define "shoal.deploymentSpec" -}}
-{{- $values := index .root.Values .service -}}
-{{- if not $values.autoscaling.enabled }}
-replicas: {{ $values.replicas }}
-{{- end }}
+{{- include "shoal.replicas" . }}
 revisionHistoryLimit: 3
-progressDeadlineSeconds: {{ add $values.startupSeconds 300 }}
+progressDeadlineSeconds: {{ add .values.startupSeconds 300 }}
 strategy:
-  {{- toYaml $values.updateStrategy | nindent 2 }}
+  {{- toYaml .values.updateStrategy | nindent 2 }}
 selector:
   matchLabels:
     {{- include "shoal.selectorLabels" . | nindent 4 }}
 {{- end -}}
 
+{{/* How many, unless an autoscaler says. */}}
+{{- define "shoal.replicas" -}}
+{{- if not (or .values.autoscaling.enabled (and .values.keda .values.keda.enabled)) -}}
+replicas: {{ .values.replicas }}
+{{- end }}
+{{- end -}}
+
 {{- define "shoal.podDisruptionBudget" -}}
-{{- $budget := (index .root.Values .service).podDisruptionBudget -}}
+{{- $budget := .values.podDisruptionBudget -}}
 {{- if $budget.enabled }}
 apiVersion: policy/v1
 kind: PodDisruptionBudget
@@ -104,8 +110,20 @@ spec:
 {{- end }}
 {{- end -}}
 
+{{/* What an autoscaler scales. */}}
+{{- define "shoal.scaleTarget" -}}
+{{- if gt (int (default 1 .values.hosts)) 1 -}}
+apiVersion: leaderworkerset.x-k8s.io/v1
+kind: LeaderWorkerSet
+{{- else -}}
+apiVersion: apps/v1
+kind: Deployment
+{{- end }}
+name: {{ include "shoal.name" . }}
+{{- end -}}
+
 {{- define "shoal.autoscaler" -}}
-{{- $scale := (index .root.Values .service).autoscaling -}}
+{{- $scale := .values.autoscaling -}}
 {{- if $scale.enabled }}
 apiVersion: autoscaling/v2
 kind: HorizontalPodAutoscaler
@@ -113,9 +131,7 @@ metadata:
   {{- include "shoal.metadata" . | nindent 2 }}
 spec:
   scaleTargetRef:
-    apiVersion: apps/v1
-    kind: Deployment
-    name: {{ include "shoal.name" . }}
+    {{- include "shoal.scaleTarget" . | nindent 4 }}
   minReplicas: {{ $scale.minReplicas }}
   maxReplicas: {{ $scale.maxReplicas }}
   metrics:
@@ -170,17 +186,39 @@ spec:
       from:
         {{- toYaml . | nindent 8 }}
       {{- end }}
-  {{- $ports := concat (ternary $policy.hubPorts list (eq .root.Values.model.source "hub")) (ternary $policy.otlpPorts list (ne .root.Values.tracing.otlpEndpoint "")) }}
-  {{- if $ports }}
-  egress:
-    {{- include "shoal.dnsEgress" . | nindent 4 }}
-    - ports:
-        {{- range $ports }}
-        - {protocol: TCP, port: {{ . }}}
-        {{- end }}
-  {{- else }}
-  egress: []
+    {{- if gt (int (default 1 .values.hosts)) 1 }}
+    # The ranks of a group meet, and pass tensors, on ports that they choose.
+    - from:
+        - podSelector:
+            matchLabels:
+              {{- include "shoal.selectorLabels" . | nindent 14 }}
+    {{- end }}
+  {{- include "shoal.backendEgress" . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Nothing, unless the model, the traces or the other hosts of a group are elsewhere. */}}
+{{- define "shoal.backendEgress" -}}
+{{- $policy := .root.Values.networkPolicy -}}
+{{- $ports := concat (ternary $policy.hubPorts list (ne (include "shoal.downloads" .) "")) (ternary $policy.otlpPorts list (ne .root.Values.tracing.otlpEndpoint "")) -}}
+{{- $hosts := gt (int (default 1 .values.hosts)) 1 -}}
+{{- if or $ports $hosts -}}
+egress:
+  {{- include "shoal.dnsEgress" . | nindent 2 }}
+  {{- with $ports }}
+  - ports:
+      {{- range . }}
+      - {protocol: TCP, port: {{ . }}}
+      {{- end }}
   {{- end }}
+  {{- if $hosts }}
+  - to:
+      - podSelector:
+          matchLabels:
+            {{- include "shoal.selectorLabels" . | nindent 12 }}
+  {{- end }}
+{{- else -}}
+egress: []
 {{- end }}
 {{- end -}}
 

@@ -1,9 +1,8 @@
-{{/* The parts of a pod that the services have in common. All take {root, service}. */}}
+{{/* The pieces of a pod that the services have in common. All take a context (_parts.tpl). */}}
 
 {{/* Metadata of a pod template. */}}
 {{- define "shoal.podMetadata" -}}
-{{- $values := index .root.Values .service -}}
-{{- with $values.podAnnotations }}
+{{- with .values.podAnnotations }}
 annotations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -11,17 +10,19 @@ annotations:
 labels:
   {{- include "shoal.selectorLabels" . | nindent 2 }}
   app.kubernetes.io/part-of: shoal
+  {{- with .role }}
+  shoal/role: {{ . }}
+  {{- end }}
   {{- with .root.Values.commonLabels }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
-  {{- with $values.podLabels }}
+  {{- with .values.podLabels }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
 {{- end -}}
 
 {{/* Everything of a pod's spec beside its containers and volumes. */}}
 {{- define "shoal.podSpec" -}}
-{{- $values := index .root.Values .service -}}
 serviceAccountName: {{ include "shoal.name" . }}
 automountServiceAccountToken: {{ and (eq .service "gateway") (eq .root.Values.discovery.type "kubernetes") }}
 # Kubernetes would set SHOAL_..._PORT=tcp://... for every Service, in the namespace of our options.
@@ -29,12 +30,22 @@ enableServiceLinks: false
 terminationGracePeriodSeconds: {{ include "shoal.graceSeconds" .root }}
 securityContext:
   {{- toYaml .root.Values.podSecurityContext | nindent 2 }}
-{{- with .root.Values.image.pullSecrets }}
+{{- include "shoal.pullSecrets" .root }}
+{{- include "shoal.placement" . }}
+{{- end -}}
+
+{{/* Takes the root. */}}
+{{- define "shoal.pullSecrets" -}}
+{{- with .Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
   - name: {{ . }}
   {{- end }}
 {{- end }}
+{{- end -}}
+
+{{/* Which nodes may take a pod, and how a part's pods keep apart. */}}
+{{- define "shoal.placement" -}}
 {{- with .root.Values.topologySpread }}
 {{- if .enabled }}
 topologySpreadConstraints:
@@ -48,23 +59,44 @@ topologySpreadConstraints:
   {{- end }}
 {{- end }}
 {{- end }}
-{{- with $values.nodeSelector }}
+{{- with .values.nodeSelector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with $values.tolerations }}
+{{- with .values.tolerations }}
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with $values.affinity }}
+{{- with merge (deepCopy .values.affinity) (include "shoal.antiAffinity" . | fromYaml) }}
 affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with $values.priorityClassName }}
+{{- with .values.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
-{{- with $values.runtimeClassName }}
+{{- with .values.runtimeClassName }}
 runtimeClassName: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{- define "shoal.antiAffinity" -}}
+{{- if ne .root.Values.podAntiAffinity "none" }}
+podAntiAffinity:
+  {{- if eq .root.Values.podAntiAffinity "hard" }}
+  requiredDuringSchedulingIgnoredDuringExecution:
+    - topologyKey: kubernetes.io/hostname
+      labelSelector:
+        matchLabels:
+          {{- include "shoal.selectorLabels" . | nindent 10 }}
+  {{- else }}
+  preferredDuringSchedulingIgnoredDuringExecution:
+    - weight: 50
+      podAffinityTerm:
+        topologyKey: kubernetes.io/hostname
+        labelSelector:
+          matchLabels:
+            {{- include "shoal.selectorLabels" . | nindent 12 }}
+  {{- end }}
 {{- end }}
 {{- end -}}
 
@@ -78,7 +110,14 @@ securityContext:
 lifecycle:
   preStop:
     exec:
-      command: ["sleep", {{ include "shoal.preStopSeconds" .root | quote }}]
+      # A follower computes as long as its leader may drain.
+      command: ["sleep", {{ ternary (add (include "shoal.preStopSeconds" .root | int) (.root.Values.drainSeconds | int)) (include "shoal.preStopSeconds" .root | int) (eq (default "" .role) "follower") | quote }}]
+{{- end -}}
+
+{{/* Where a service behind the gateway listens. */}}
+{{- define "shoal.listenArgs" -}}
+- {{ include "shoal.listen" (dict "root" .root "port" 50051) | printf "--address=%s" | quote }}
+- {{ include "shoal.listen" (dict "root" .root "port" 9090) | printf "--admin-address=%s" | quote }}
 {{- end -}}
 
 {{/* Flags that every service has, as a list. */}}
@@ -161,33 +200,35 @@ certificate and ask for one; the gateway shows it to them, and listens with the 
 
 {{/* The service's `config` as environment variables, and `extraEnv`. */}}
 {{- define "shoal.configEnv" -}}
-{{- $values := index .root.Values .service -}}
-{{- range $name, $value := $values.config }}
+{{- range $name, $value := .values.config }}
 - name: SHOAL_{{ snakecase $name | upper }}
   {{- /* Helm reads numbers as floats and would print large ones as 1e+06. */}}
   value: {{ if and (kindIs "float64" $value) (eq (floor $value) $value) }}{{ int64 $value | quote }}{{ else }}{{ $value | quote }}{{ end }}
 {{- end }}
-{{- with $values.extraEnv }}
+{{- with .values.extraEnv }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}
 
 {{/*
-Probes of a service. They ask the admin port where TLS keeps the kubelet out of the others. Start-up and readiness ask whether the model is loaded and the engine
-makes steps; liveness asks only whether the process is worth keeping, so that a pod that loads
-or drains is not restarted.
+Probes of a service. They ask the admin port where TLS keeps the kubelet out of the others.
+Start-up and readiness ask whether the model is loaded and the engine makes steps; liveness asks
+only whether the process is worth keeping, so that a pod that loads or drains is not restarted.
+The follower of a group serves nobody: it has liveness alone.
 */}}
 {{- define "shoal.probes" -}}
+{{- if ne (default "" .role) "follower" }}
 startupProbe:
   {{- include "shoal.readyCheck" . | nindent 2 }}
   periodSeconds: 5
   timeoutSeconds: 5
-  failureThreshold: {{ div (add (index .root.Values .service).startupSeconds 4) 5 }}
+  failureThreshold: {{ div (add .values.startupSeconds 4) 5 }}
 readinessProbe:
   {{- include "shoal.readyCheck" . | nindent 2 }}
   periodSeconds: 5
   timeoutSeconds: 5
   failureThreshold: 2
+{{- end }}
 livenessProbe:
   httpGet:
     path: /livez
@@ -211,81 +252,4 @@ httpGet:
   path: /readyz
   port: admin
 {{- end -}}
-{{- end -}}
-
-{{/* Which model a service that reads its files is for, and its name. */}}
-{{- define "shoal.modelArgs" -}}
-{{- with .root.Values.model }}
-{{- if eq .source "hub" }}
-- {{ printf "--model=%s" .hub.id | quote }}
-{{- else if eq .source "pvc" }}
-- {{ printf "--model=/models/%s" (trimPrefix "/" .pvc.path) | quote }}
-{{- end }}
-{{- with .servedName }}
-- {{ printf "--served-model-name=%s" . | quote }}
-{{- end }}
-{{- end }}
-{{- end -}}
-
-{{- define "shoal.modelEnv" -}}
-{{- with .root.Values.model }}
-{{- if eq .source "hub" }}
-- name: HF_HOME
-  value: /var/cache/huggingface
-{{- with .hub.endpoint }}
-- name: HF_ENDPOINT
-  value: {{ . | quote }}
-{{- end }}
-{{- if .hub.tokenSecret.name }}
-- name: HF_TOKEN
-  valueFrom:
-    secretKeyRef:
-      name: {{ .hub.tokenSecret.name }}
-      key: {{ .hub.tokenSecret.key }}
-{{- end }}
-{{- else }}
-- name: HF_HUB_OFFLINE
-  value: "1"
-{{- end }}
-{{- end }}
-{{- end -}}
-
-{{- define "shoal.volumeMounts" -}}
-- name: tmp
-  mountPath: /tmp
-{{- include "shoal.securityMounts" . }}
-{{- if eq .root.Values.model.source "hub" }}
-- name: hub-cache
-  mountPath: /var/cache/huggingface
-{{- else if eq .root.Values.model.source "pvc" }}
-- name: model
-  mountPath: /models
-  readOnly: true
-{{- end }}
-{{- end -}}
-
-{{/* Volumes. Only workers share a hub cache: the others download a few small files. */}}
-{{- define "shoal.volumes" -}}
-- name: tmp
-  emptyDir: {}
-{{- include "shoal.securityVolumes" . }}
-{{- with .root.Values.model }}
-{{- if eq .source "hub" }}
-- name: hub-cache
-  {{- if and (eq $.service "worker") (or .hub.cache.create .hub.cache.existingClaim) }}
-  persistentVolumeClaim:
-    claimName: {{ default (printf "%s-hub-cache" (include "shoal.fullname" $.root)) .hub.cache.existingClaim }}
-  {{- else if eq $.service "worker" }}
-  emptyDir:
-    sizeLimit: {{ .hub.cache.size }}
-  {{- else }}
-  emptyDir: {}
-  {{- end }}
-{{- else if eq .source "pvc" }}
-- name: model
-  persistentVolumeClaim:
-    claimName: {{ .pvc.claimName }}
-    readOnly: true
-{{- end }}
-{{- end }}
 {{- end -}}

@@ -1,0 +1,1 @@
+"""Fetches a model ahead of the services that read it."""
