@@ -29,6 +29,10 @@ from services.gateway.peers.worker import Finished, Submission, WorkerPeer
 class Owner(Protocol):
     """The request a choice belongs to."""
 
+    def send_text(self, choice: Choice, text: str, num_tokens: int) -> bool:
+        """Sends text of that many tokens past `take`, if nothing waits before it."""
+        ...
+
     def on_news(self, choice: Choice, num_bytes: int) -> None:
         """There is something to `take`; `num_bytes` of text are new."""
         ...
@@ -233,14 +237,18 @@ class Choice:
 
     def on_text(self, text: str, ids_consumed: int) -> None:
         self._consumed = ids_consumed
-        if text:
-            self._num_chars += len(text)
-            self._unread.append(text)
-            num_bytes = len(text) if text.isascii() else len(text.encode())
-            num_bytes += self._logprob_bytes
-            self._logprob_bytes = 0
-            self.unread_bytes += num_bytes
-            self._owner.on_news(self, num_bytes)
+        if not text:
+            return
+        self._num_chars += len(text)
+        if self._logprobs is None and self._owner.send_text(self, text, ids_consumed - self._sent):
+            self._sent = ids_consumed
+            return
+        self._unread.append(text)
+        num_bytes = len(text) if text.isascii() else len(text.encode())
+        num_bytes += self._logprob_bytes
+        self._logprob_bytes = 0
+        self.unread_bytes += num_bytes
+        self._owner.on_news(self, num_bytes)
 
     def on_text_end(self, stop: str | None, ids_consumed: int) -> None:
         self._text = None

@@ -2,6 +2,9 @@
 
 Below ASGI, where a client can hurt by sending too much (headers without end), too slowly
 (a byte a minute) or nothing at all. What a request means is not known here.
+
+Each request's scope has a `BodyWriter` among its extensions, by which a body can be sent
+without a coroutine.
 """
 
 from __future__ import annotations
@@ -11,7 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+from services.gateway.sse import BODY_WRITER
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +31,32 @@ class ConnectionLimits:
     max_header_bytes: int
     read_timeout: float
     max_connections: int
+
+
+class BodyWriter:
+    """Writes pieces of one response's body within the call, between ASGI's messages."""
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    def write(self, piece: bytes) -> bool:
+        """Sends a piece that is not empty, as a chunk.
+
+        False, with nothing sent, while the client's socket is full, before the headers, and
+        once the client has left or the response has ended.
+        """
+        cycle = self._cycle
+        if (
+            cycle.flow.write_paused
+            or cycle.disconnected
+            or cycle.response_complete
+            or not cycle.chunked_encoding
+        ):
+            return False
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        return True
 
 
 class _HeadersTooLarge(Exception):
@@ -77,7 +112,11 @@ class GuardedConnection(HttpToolsProtocol):
         if size > self._limits.max_header_bytes:
             self._too_large = True
             raise _HeadersTooLarge
+        before = self.cycle
         super().on_headers_complete()
+        if self.cycle is not before:  # it reads the scope in a task that has not begun
+            writer = BodyWriter(self.cycle)
+            self.scope["extensions"] = {BODY_WRITER: {"write": writer.write}}
 
     def on_message_complete(self) -> None:
         super().on_message_complete()

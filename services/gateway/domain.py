@@ -6,7 +6,7 @@ back into their own answers. Nothing here knows of either, nor of the sessions.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -193,6 +193,10 @@ class Usage:
     cached_tokens: int = 0
 
 
+# Takes the text of a choice, by its index, within the call; False if it cannot now.
+TextWriter = Callable[[int, str], bool]
+
+
 class Generation(Protocol):
     """A request that a worker has accepted."""
 
@@ -209,6 +213,14 @@ class Generation(Protocol):
         """Chunks of all choices as they come; ends when every choice has finished.
 
         Raises a ShoalError if the request fails later.
+        """
+        ...
+
+    def send_text_to(self, write: TextWriter) -> None:
+        """Offers a shorter way for what is nothing but text, from now on.
+
+        While the reader waits for a chunk, text may be given to `write` instead, in order
+        with the chunks. A generation may also leave it and make chunks of everything.
         """
         ...
 

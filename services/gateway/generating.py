@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -50,7 +51,7 @@ class GenerationEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         raw = await read_body(scope, receive, self._limits)
-        stream = EventStream(send, keepalive=self._keepalive)
+        stream = EventStream(send, scope, keepalive=self._keepalive)
         exchange = _Exchange(scope, receive, send, stream)
         error = await while_connected(
             receive,
@@ -83,6 +84,7 @@ class GenerationEndpoint:
                 await stream.start()
                 if first := answer.first_events():
                     await stream.write(first)
+                generation.send_text_to(partial(_write_text, answer, stream))
                 async for chunk in generation:
                     events = await answer.events(chunk)
                     if events:
@@ -98,6 +100,11 @@ class GenerationEndpoint:
             body = await answer.body(choices, generation.usage)
             response = Response(body, media_type="application/json")
             await response(exchange.scope, exchange.receive, exchange.send)
+
+
+def _write_text(answer: Answer, stream: EventStream, index: int, text: str) -> bool:
+    event = answer.text_event(index, text)
+    return event is not None and stream.write_now(event)
 
 
 def caller_of(scope: Scope) -> Caller:

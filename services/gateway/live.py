@@ -1,8 +1,10 @@
 """A request in flight: its choices, its unread chunks, its end.
 
-Frames reach the choices by plain calls from the sessions' readers, and whoever reads
-the request is woken once a frame; a task is made only where a choice has to wait for
-another instance. Knows nothing of what comes before: prompts, models, routes.
+Frames reach the choices by plain calls from the sessions' readers. What is nothing but text
+goes on to the client's socket within that call, as long as the client keeps up and nothing
+waits before it; for the rest the request's reader is woken, once a frame. A task is made only
+where a choice has to wait for another instance. Knows nothing of what comes before: prompts,
+models, routes.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from services.gateway.domain import (
     Chunk,
     GenerationRequest,
     ReasoningState,
+    TextWriter,
     TokenLogprobs,
     Usage,
 )
@@ -70,6 +73,7 @@ class LiveGeneration:
         self._news: dict[Choice, None] = {}  # choices with something to take, in order
         self._unread_bytes = 0
         self._reader: asyncio.Future[None] | None = None
+        self._write: TextWriter | None = None  # for text, while the reader waits
         self._last_chunk_at: float | None = None
         self._moves: set[asyncio.Task[None]] = set()
         self._error: ShoalError | None = None
@@ -140,14 +144,19 @@ class LiveGeneration:
         del self._news[choice]
         self._unread_bytes -= choice.unread_bytes
         chunk = choice.take()
-        now = self._loop.time()
-        self._host.metrics.observe_chunk(
-            len(chunk.token_ids),
-            now - (self._last_chunk_at or self._arrived),
-            first=self._last_chunk_at is None,
-        )
-        self._last_chunk_at = now
+        self._count_chunk(len(chunk.token_ids))
         return chunk
+
+    def _count_chunk(self, num_tokens: int) -> None:
+        now, last = self._loop.time(), self._last_chunk_at
+        if last is None:
+            self._host.metrics.observe_first_chunk(num_tokens, now - self._arrived)
+        else:
+            self._host.metrics.observe_chunk(num_tokens, now - last)
+        self._last_chunk_at = now
+
+    def send_text_to(self, write: TextWriter) -> None:
+        self._write = write
 
     @property
     def usage(self) -> Usage:
@@ -160,6 +169,19 @@ class LiveGeneration:
         )
 
     # -- what the choices call
+
+    def send_text(self, choice: Choice, text: str, num_tokens: int) -> bool:
+        reader = self._reader
+        if (
+            self._write is None
+            or self._news
+            or reader is None
+            or reader.done()  # it is busy with an earlier chunk, or leaves
+            or not self._write(choice.index, text)
+        ):
+            return False
+        self._count_chunk(num_tokens)
+        return True
 
     def on_news(self, choice: Choice, num_bytes: int) -> None:
         self._news[choice] = None

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from services.common.errors import ShoalError
-from services.common.metrics import ERROR_CODES
+from services.common.metrics import ERROR_CODES, TokenCounter, TokenHistogram
 from services.gateway.admission import Admission
 from services.gateway.peers.fleet import PeerFleet
 
@@ -48,8 +48,8 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self._output_tokens = Counter(
-            "shoal_gateway_output_tokens", "Tokens handed to clients", registry=registry
+        self._output_tokens = TokenCounter(
+            "shoal_gateway_output_tokens", "Tokens handed to clients", registry
         )
         self._errors = Counter(
             "shoal_gateway_errors", "Requests that failed", ["code"], registry=registry
@@ -91,11 +91,11 @@ class Metrics:
             buckets=_FIRST_BUCKETS,
             registry=registry,
         )
-        self._next = Histogram(
+        self._next = TokenHistogram(
             "shoal_gateway_inter_chunk_seconds",
             "Between two chunks of a request",
-            buckets=_NEXT_BUCKETS,
-            registry=registry,
+            _NEXT_BUCKETS,
+            registry,
         )
         self._whole = Histogram(
             "shoal_gateway_request_seconds",
@@ -108,10 +108,15 @@ class Metrics:
         """Adds the gauges."""
         self._registry.register(_Gauges(census))
 
-    def observe_chunk(self, num_tokens: int, seconds: float, *, first: bool) -> None:
-        """A chunk was handed out, `seconds` after arrival or after the one before."""
-        (self._first if first else self._next).observe(seconds)
-        self._output_tokens.inc(num_tokens)
+    def observe_first_chunk(self, num_tokens: int, seconds: float) -> None:
+        """A request's first chunk was handed out, `seconds` after its arrival."""
+        self._first.observe(seconds)
+        self._output_tokens.value += num_tokens
+
+    def observe_chunk(self, num_tokens: int, seconds: float) -> None:
+        """A chunk was handed out, `seconds` after the one before."""
+        self._next.observe(seconds)
+        self._output_tokens.value += num_tokens
 
     def observe_request(self, seconds: float) -> None:
         """A request ended."""

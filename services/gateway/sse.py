@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
-from starlette.types import Send
+from starlette.types import Scope, Send
 
 KEEPALIVE_SECONDS = 15.0  # under the idle limits of common proxies, 30 s and up
 DONE = b"data: [DONE]\n\n"
+BODY_WRITER = "shoal.body"  # the name of the extension of a scope that writes without waiting
 
 _COMMENT = b": keep-alive\n\n"
 _HEADERS = [
@@ -63,11 +64,19 @@ class EventStream:
     """One response of events.
 
     `start` sends the headers; after it `write` and `end` send whole events. A write
-    waits while the client's socket is full, which is how a slow client is felt.
+    waits while the client's socket is full, which is how a slow client is felt; `write_now`
+    never waits, and sends nothing then.
     """
 
-    def __init__(self, send: Send, *, keepalive: float = KEEPALIVE_SECONDS) -> None:
+    def __init__(
+        self, send: Send, scope: Scope | None = None, *, keepalive: float = KEEPALIVE_SECONDS
+    ) -> None:
         self._send = send
+        extensions: Mapping[str, Any] = (scope or {}).get("extensions") or {}
+        # See `services.gateway.connection`; there is none below other servers.
+        self._write_body: Callable[[bytes], bool] = extensions.get(
+            BODY_WRITER, {"write": lambda piece: False}
+        )["write"]
         self._clock = asyncio.get_running_loop().time
         self._keepalive = keepalive
         self._last_write = self._clock()
@@ -86,6 +95,13 @@ class EventStream:
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
         self._writing = False
         self._last_write = self._clock()
+
+    def write_now(self, events: bytes) -> bool:
+        """Sends whole events within the call; False, with nothing sent, if that cannot be now."""
+        if self._writing or not self._write_body(events):
+            return False
+        self._last_write = self._clock()
+        return True
 
     async def end(self, events: bytes = b"") -> None:
         """Sends the last events, and closes the response."""

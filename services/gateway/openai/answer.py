@@ -79,6 +79,10 @@ class Answer(Protocol):
         """The events of a chunk; empty if it has nothing to tell."""
         ...
 
+    def text_event(self, index: int, text: str) -> bytes | None:
+        """The event of a chunk that is nothing but text; None if `events` must write it."""
+        ...
+
     def last_events(self, usage: Usage) -> bytes:
         """What follows the last chunk and ends the stream."""
         ...

@@ -76,6 +76,12 @@ class ChatAnswer:
             before += self._finish_event(chunk, chunk.finish_reason)
         return before
 
+    def text_event(self, index: int, text: str) -> bytes | None:
+        content = self._content.get(index)
+        if content is None or self._token_ids:
+            return None
+        return content + json_text(text) + self._text_end
+
     def last_events(self, usage: Usage) -> bytes:
         if not self._usage:
             return DONE
@@ -178,6 +184,9 @@ class ParsedChatAnswer(ChatAnswer):
         if chunk.finish_reason is not None:
             before += self._finish_event(chunk, parser.finish_reason(chunk.finish_reason))
         return before
+
+    def text_event(self, index: int, text: str) -> bytes | None:
+        return None  # the parser needs the token ids too
 
     def _message(self, choice: Choice) -> tuple[dict[str, Any], str | None]:
         parser = self._parser(choice.index)

@@ -70,6 +70,12 @@ class CompletionAnswer:
             return before + start + json_text(chunk.text) + self._text_end if chunk.text else before
         return before + start + json_text(chunk.text) + await self._detailed_end(chunk)
 
+    def text_event(self, index: int, text: str) -> bytes | None:
+        start = self._started.get(index)
+        if start is None or self._token_ids or self._prompt_only:
+            return None
+        return start + json_text(text) + self._text_end
+
     def last_events(self, usage: Usage) -> bytes:
         if not self._usage:
             return DONE

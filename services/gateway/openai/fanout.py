@@ -8,7 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from services.gateway.domain import Chunk, Gateway, Generation, GenerationRequest, Usage
+from services.gateway.domain import (
+    Chunk,
+    Gateway,
+    Generation,
+    GenerationRequest,
+    TextWriter,
+    Usage,
+)
 
 _MAX_WAITING_CHUNKS = 256  # beyond these a slow client's text waits in the core, which has a cap
 
@@ -35,6 +42,11 @@ class FanOut:
         if len(self.generations) == 1:
             return self.generations[0].__aiter__()
         return self._merge()
+
+    def send_text_to(self, write: TextWriter) -> None:
+        """Offers a shorter way for text; where several generations are merged it is not used."""
+        if len(self.generations) == 1:
+            self.generations[0].send_text_to(write)
 
     async def aclose(self) -> None:
         """Gives every generation up; harmless after the end."""

@@ -51,6 +51,9 @@ class TextAnswer:
     async def events(self, chunk: Chunk) -> bytes:
         return text_event(chunk.text) if chunk.text else b""
 
+    def text_event(self, index: int, text: str) -> bytes | None:
+        return text_event(text)
+
     def last_events(self, usage: Usage) -> bytes:
         return DONE
 

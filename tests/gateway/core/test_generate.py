@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,45 @@ async def test_unread_chunks_merge(rig: Rig) -> None:
     chunks = await collect(generation)
     assert len(chunks) <= 2
     assert joined(chunks)[0] == expected_text("hello", 6)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+async def test_text_goes_straight_to_the_client_in_order_with_the_chunks(
+    rig: Rig, share: float
+) -> None:
+    """Past the reader while it waits, never while it is busy or the writer refuses."""
+    draw = random.Random(1)
+    texts, reader_busy, num_written = {0: "", 1: ""}, False, 0
+
+    def write(index: int, text: str) -> bool:
+        nonlocal num_written
+        assert not reader_busy
+        if draw.random() >= share:
+            return False
+        texts[index] += text
+        num_written += 1
+        return True
+
+    generation = await rig.core.start(request(n=2, max_tokens=60))
+    generation.send_text_to(write)
+    async for chunk in generation:
+        reader_busy = True
+        texts[chunk.index] += chunk.text
+        await asyncio.sleep(0)
+        reader_busy = False
+    assert texts == dict.fromkeys((0, 1), expected_text("hello", 60))
+    assert generation.usage.completion_tokens == 120
+    assert rig.registry.get_sample_value("shoal_gateway_output_tokens_total") == 120
+    assert (num_written > 0) == (share > 0)
+    await rig.settled()
+
+
+async def test_text_with_logprobs_is_left_to_the_chunks(rig: Rig) -> None:
+    generation = await rig.core.start(request(logprobs=0))
+    generation.send_text_to(lambda index, text: pytest.fail("it lacks the logprobs"))
+    chunks = await collect(generation)
+    assert len([entry for chunk in chunks for entry in chunk.logprobs or ()]) == 10
+    await rig.settled()
 
 
 async def test_choices_draw_with_their_own_seeds(rig: Rig) -> None:

@@ -16,6 +16,7 @@ from services.gateway.domain import (
     Readiness,
     ReasoningState,
     TextPrompt,
+    TextWriter,
     Tokenized,
     TokenLogprobs,
     TokenPrompt,
@@ -38,7 +39,10 @@ def words(*texts: str, index: int = 0, finish: str = "stop") -> list[Step]:
 
 @dataclass
 class FakeGeneration:
-    """Plays its steps: a chunk is given, an error raised, an event waited for."""
+    """Plays its steps: a chunk is given, an error raised, an event waited for.
+
+    Text alone goes straight to the writer that was offered, if it takes it.
+    """
 
     steps: Sequence[Step]
     prompt_token_ids: Sequence[int]
@@ -47,6 +51,7 @@ class FakeGeneration:
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     reached: asyncio.Event = field(default_factory=asyncio.Event)  # at an event to wait for
     completion_tokens: int = 0
+    write: TextWriter = lambda index, text: False
 
     @property
     def usage(self) -> Usage:
@@ -61,7 +66,12 @@ class FakeGeneration:
                 raise step
             else:
                 self.completion_tokens += len(step.token_ids)
-                yield replace(step)
+                bare = not (step.finish_reason or step.logprobs)
+                if not (bare and step.text and self.write(step.index, step.text)):
+                    yield replace(step)
+
+    def send_text_to(self, write: TextWriter) -> None:
+        self.write = write
 
     async def aclose(self) -> None:
         self.closed.set()

@@ -18,7 +18,7 @@ from services.common.errors import (
     ShoalError,
     Unavailable,
 )
-from services.gateway.domain import Chunk
+from services.gateway.domain import Chunk, TextWriter
 from tests.gateway.rest.conftest import KEEPALIVE
 from tests.gateway.rest.fake import FakeGateway, words
 from tests.gateway.rest.helpers import (
@@ -214,6 +214,9 @@ async def test_client_that_never_reads_is_held_back_and_freed(
             pulled += 1
             await asyncio.sleep(0)
             return Chunk(0, "x" * 50_000, [1])
+
+        def send_text_to(self, write: TextWriter) -> None:
+            pass
 
         async def aclose(self) -> None:
             self.closed.set()

@@ -53,6 +53,9 @@ class ResponseAnswer:
     async def events(self, chunk: Chunk) -> bytes:
         return self._encode(await self._take(chunk))
 
+    def text_event(self, index: int, text: str) -> bytes | None:
+        return None  # items are numbered as they come
+
     def last_events(self, usage: Usage) -> bytes:
         events = self._items.finish(self._status)
         response = self._response(self._status, usage)
