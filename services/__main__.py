@@ -40,6 +40,7 @@ COMMANDS: dict[str, Command] = {
         "services.client.bench",
         ("gateway",),
     ),
+    "top": Command("a fleet, live in the terminal", "services.client.top", ("gateway",)),
     "download": Command(
         "fetch a model into the local hub cache, ahead of the services",
         "services.fleet.download",
@@ -55,10 +56,9 @@ COMMANDS: dict[str, Command] = {
     "worker": Command("a model replica: the engine", "services.worker", ("worker",)),
 }
 _GROUPS = {
-    "everything": ("serve", "chat"),
-    "any server": ("bench",),
+    "everything": ("serve", "chat", "top", "bench"),
     "a model": ("download",),
-    "one service": tuple(COMMANDS)[4:],
+    "one service": ("gateway", "tokenizer", "detokenizer", "worker"),
 }
 
 

@@ -17,11 +17,13 @@ from typing import Any
 
 import pytest
 
-from services.client.chat.client import ChatClient
+from services.client.chat.client import ChatClient, Piece
 from services.client.chat.conversation import Conversation
-from services.client.chat.lines import history_path
+from services.client.chat.lines import Messages, history_path
+from services.client.chat.meter import Meter, Stopwatch
 from services.client.chat.shell import Shell
 from services.client.endpoint import ApiError, Endpoint
+from tests.client.terminal import Terminal
 
 
 def event(value: Any) -> bytes:
@@ -38,9 +40,13 @@ HELLO = [
     piece("Hé"),
     piece("llo"),
     event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}),
-    event({"choices": [], "usage": {"total_tokens": 3}}),
+    event({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 3}}),
     DONE,
 ]
+
+
+def thought(text: str) -> bytes:
+    return event({"choices": [{"index": 0, "delta": {"reasoning_content": text}}]})
 
 
 @dataclass
@@ -231,6 +237,139 @@ async def test_nothing_there_is_one_sentence() -> None:
     status, out, err = await _command("--url", "http://127.0.0.1:9/v1", "--prompt", "hi")
     assert (status, out) == (1, "")
     assert err == "shoal: nothing answers at http://127.0.0.1:9/v1\n"
+
+
+async def test_settings_are_set_listed_unset_and_checked() -> None:
+    lines = (
+        *("/set", "/set temperature 0.2", '/set stop ["a b", "c"]', "/set seed 7", "hi"),
+        *("/set seed", "again", "/set heat 3", "/set top_k much"),
+    )
+    async with serving(ScriptedServer()) as server:
+        _, notes = await _talk(server, *lines)
+    first, second = server.bodies
+    assert (first["temperature"], first["stop"], first["seed"]) == (0.2, ["a b", "c"], 7)
+    assert "seed" not in second
+    assert notes.startswith("nothing is set: the server's own settings\ntemperature = 0.2\n")
+    assert "there is no setting 'heat'; choose from temperature," in notes
+    assert "'much' is no value for top_k" in notes
+
+
+async def test_another_model_is_asked_if_it_is_served() -> None:
+    async with serving(ScriptedServer()) as server:
+        _, notes = await _talk(server, "/model", "/model none", "/model other", "hi")
+    assert server.bodies[0]["model"] == "other"
+    assert notes.startswith("* tiny\n  other\n")
+    assert "the model 'none' is not served; there are: tiny, other" in notes
+
+
+async def test_retry_asks_the_last_question_again() -> None:
+    async with serving(ScriptedServer()) as server:
+        _, notes = await _talk(server, "/retry", "one", "two", "/retry")
+    assert notes == "there is no question to ask again\n"
+    assert server.bodies[1]["messages"] == server.bodies[2]["messages"]
+    assert len(server.bodies) == 3
+
+
+async def test_a_saved_conversation_goes_on_elsewhere(tmp_path: Path) -> None:
+    file = tmp_path / "talk.json"
+    async with serving(ScriptedServer()) as server:
+        await _talk(server, "/system be brief", "/set seed 5", "hi", f"/save {file}")
+        _, notes = await _talk(server, f"/load {file}", "more")
+    assert notes == f"loaded 1 questions and answers from {file}\n"
+    assert server.bodies[1]["seed"] == 5
+    assert server.bodies[1]["messages"] == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "Héllo"},
+        {"role": "user", "content": "more"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (None, "cannot read"),
+        ("oops", "is not JSON"),
+        ('{"messages": [{"role": "user", "content": "alone"}]}', "is not a saved conversation"),
+        ("[]", "is not a saved conversation"),
+    ],
+)
+async def test_what_cannot_be_loaded_changes_nothing(
+    tmp_path: Path, text: str | None, sentence: str
+) -> None:
+    file = tmp_path / "talk.json"
+    if text is not None:
+        file.write_text(text)
+    async with serving(ScriptedServer()) as server:
+        _, notes = await _talk(server, "hi", f"/load {file}", "/load", "more")
+    assert sentence in notes
+    assert "say /load FILE" in notes
+    assert len(server.bodies[1]["messages"]) == 3
+
+
+async def test_reasoning_is_a_note_and_no_part_of_the_answer() -> None:
+    answer = [thought("let me "), thought("see"), *HELLO]
+    async with serving(ScriptedServer(answer=answer)) as server:
+        out, notes = await _talk(server, "hi", "again")
+    assert out == "Héllo\nHéllo\n"
+    assert notes == "let me see\n\n" * 2
+    assert server.bodies[1]["messages"][1]["content"] == "Héllo"
+
+
+def test_speed_is_counted_from_the_first_text() -> None:
+    times = iter([10.0, 10.5, 11.0, 12.5])
+    watch = Stopwatch(clock=lambda: next(times))
+    watch.start()
+    for piece in (Piece(), Piece(thought="a"), Piece("b"), Piece("c"), Piece(output_tokens=9)):
+        watch.take(piece)
+    assert str(watch) == "TTFT 500 ms, 4.0 tokens/s, 9 tokens"
+    watch.take(Piece(prompt_tokens=5))
+    assert str(Meter([watch, Stopwatch()])) == (
+        "1 answers, 9 tokens, TTFT median 500 ms, slowest 500 ms, 4.0 tokens/s, prompts 5 tokens"
+    )
+
+
+async def test_lines_between_quotes_are_one_message() -> None:
+    messages = Messages(Lines("a", '"""', "b", "", "c", '"""', "d", '"""', "e"))
+    found = [await messages.read() for _ in range(5)]
+    assert found == ["a", "b\n\nc", "d", "e", None]
+
+
+async def test_a_conversation_on_a_terminal(tmp_path: Path) -> None:
+    """Lines, an answer's speed, Ctrl-C, and the history of an earlier run."""
+    state = {"XDG_STATE_HOME": str(tmp_path)}
+    async with serving(ScriptedServer()) as server:
+        await asyncio.to_thread(_first_run, server, state)
+        server.answer, server.hang = [piece("partly")], True
+        await asyncio.to_thread(_second_run, server, state)
+        async with asyncio.timeout(10):
+            await server.client_left.wait()
+    contents = [body["messages"][-1]["content"] for body in server.bodies]
+    assert contents == ["hi\nthere", "hi\nthere"]
+
+
+def _first_run(server: ScriptedServer, state: dict[str, str]) -> None:
+    with Terminal("chat", "--url", server.url, env=state) as terminal:
+        terminal.expect(">")
+        terminal.send("hi\x1b\rthere\r")
+        place = terminal.expect("Héllo")
+        terminal.expect("[TTFT ", after=place)
+        terminal.expect("3 tokens", after=place)
+        terminal.send("\x04")
+        assert terminal.end() == 0
+
+
+def _second_run(server: ScriptedServer, state: dict[str, str]) -> None:
+    with Terminal("chat", "--url", server.url, env=state) as terminal:
+        terminal.expect(">")
+        terminal.send("\x1b[A\r")  # the line of the first run
+        place = terminal.expect("partly")
+        terminal.send("\x03")
+        place = terminal.expect("stopped", after=place)
+        terminal.send("/stats\r")
+        terminal.expect("1 answers", after=place)
+        terminal.send("/exit\r")
+        assert terminal.end() == 0
 
 
 def test_history_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

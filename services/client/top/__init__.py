@@ -1,0 +1,1 @@
+"""`shoal top`: the fleet in a terminal."""
