@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from services.gateway.config import GatewayConfig
-from services.tokenizer.config import TokenizerConfig
+from services.tokenizer.config import DetokenizerConfig, TokenizerConfig
 from services.worker.config import WorkerConfig
 
 SCHEMA_FILE = Path(__file__).with_name("shoal") / "values.schema.json"
 CONFIGS: dict[str, type] = {
     "gateway": GatewayConfig,
     "tokenizer": TokenizerConfig,
-    "detokenizer": TokenizerConfig,
+    "detokenizer": DetokenizerConfig,
     "worker": WorkerConfig,
 }
 CHART_DECIDES = {

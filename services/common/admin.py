@@ -24,7 +24,9 @@ from starlette.routing import Route
 from uvicorn.server import ServerState
 
 from services.common import logs
-from services.common.errors import StartupError
+from services.common.listening import cannot_listen, require_free, split_address
+
+_FLAG = "--admin-address"
 
 
 def metrics_response(registry: CollectorRegistry) -> Response:
@@ -125,22 +127,21 @@ def _real(address: str, listener: socket.socket) -> str:
 
 def _listen(address: str) -> socket.socket:
     """A listening socket; a stale unix socket is replaced."""
+    require_free(address, _FLAG)
+    if address.startswith("unix:"):
+        path = address.removeprefix("unix:")
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(path)
+        listener.listen()
+        return listener
+    host, port = split_address(address, _FLAG)
     try:
-        if address.startswith("unix:"):
-            path = address.removeprefix("unix:")
-            with suppress(FileNotFoundError):
-                os.unlink(path)
-            listener = socket.socket(socket.AF_UNIX)
-            listener.bind(path)
-            listener.listen()
-            return listener
-        host, _, port = address.rpartition(":")
-        if not port.isdigit():
-            raise StartupError(f"--admin-address {address!r} is not host:port or unix:/path")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host.strip("[]"), int(port)), family=family)
-    except OSError as error:
-        raise StartupError(f"cannot listen on {address}: {error.strerror or error}")
+        return socket.create_server((host, port), family=family)
+    except OSError as error:  # another was quicker
+        raise cannot_listen(host, port, error, _FLAG) from error
 
 
 class _DatedState(ServerState):

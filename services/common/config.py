@@ -50,7 +50,7 @@ def option(
     return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
 
-def borrow(cls: type, name: str, **changes: Any) -> Any:
+def borrow(cls: type, name: str, *, default: Any = dataclasses.MISSING, **changes: Any) -> Any:
     """The field `name` of another config: its default and help keep their one home there.
 
     `changes` replace parts of its description (`help`, `group`).
@@ -58,7 +58,9 @@ def borrow(cls: type, name: str, **changes: Any) -> Any:
     (source,) = [field for field in _options(cls) if field.name == name]
     choices = _choices(source, typing.get_type_hints(cls)[name])
     metadata = {**source.metadata, "choices": choices, **changes}
-    return dataclasses.field(default=source.default, metadata=metadata, repr=source.repr)
+    if default is dataclasses.MISSING:
+        default = source.default
+    return dataclasses.field(default=default, metadata=metadata, repr=source.repr)
 
 
 def share(cls: type[T], config: Any, **own: Any) -> T:

@@ -55,11 +55,16 @@ def raise_file_limit() -> int:
     return hard
 
 
-def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, int | None]]) -> NoReturn:
+def run(
+    main: Callable[[asyncio.Event], Coroutine[Any, Any, int | None]],
+    *,
+    abandon: Callable[[], None] = lambda: None,
+) -> NoReturn:
     """Runs a service's main coroutine and exits with its status.
 
     `main` gets an event that SIGTERM, SIGINT or SIGHUP sets: drain, then return. A second
-    signal ends the process at once. uvloop is used where it loads.
+    signal ends the process at once, after `abandon`, which may not wait for anything.
+    uvloop is used where it loads.
     """
     die_with_parent()
     try:
@@ -70,20 +75,25 @@ def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, int | None]]) -> NoR
         runner = asyncio.Runner()
     try:
         with runner:
-            status = runner.run(_with_signals(main)) or 0
+            status = runner.run(_with_signals(main, abandon)) or 0
     except StartupError as error:
         print(f"shoal: {error}", file=sys.stderr, flush=True)
         status = 1
     sys.exit(status)
 
 
-async def _with_signals(main: Callable[[asyncio.Event], Coroutine[Any, Any, int | None]]) -> int:
+async def _with_signals(
+    main: Callable[[asyncio.Event], Coroutine[Any, Any, int | None]], abandon: Callable[[], None]
+) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def on_signal(number: int) -> None:
         if stop.is_set():
-            os._exit(128 + number)
+            try:
+                abandon()
+            finally:
+                os._exit(128 + number)
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # the last: a terminal closed

@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha import reflection
 
 from services.common import tls
 from services.common.errors import StartupError
+from services.common.listening import is_unix, require_free
 from services.common.rpc_errors import ErrorInterceptor
 from services.common.tls import NO_TLS, TlsFiles
 
@@ -88,11 +89,6 @@ def open_channel(address: str, files: TlsFiles = NO_TLS) -> grpc.aio.Channel:
     return grpc.aio.secure_channel(address, tls.channel_credentials(files), options=options)
 
 
-def is_unix(address: str) -> bool:
-    """Whether an address is a unix socket, which only this machine reaches."""
-    return address.startswith(("unix:", "unix-abstract:"))
-
-
 class Server:
     """A gRPC server with health, reflection and the error interceptor.
 
@@ -110,8 +106,10 @@ class Server:
         interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
         options: Sequence[tuple[str, int]] = (),
     ) -> None:
+        chosen = {**dict(server_options(public=public)), **dict(options)}
+        self._shares_port = bool(chosen["grpc.so_reuseport"])
         self.grpc = grpc.aio.server(
-            options=tuple({**dict(server_options(public=public)), **dict(options)}.items()),
+            options=tuple(chosen.items()),
             interceptors=[ErrorInterceptor(), *interceptors],
         )
         self._names = ["", *service_names]
@@ -121,12 +119,16 @@ class Server:
             [*self._names[1:], health.SERVICE_NAME, reflection.SERVICE_NAME], self.grpc
         )
 
-    async def start(self, address: str, files: TlsFiles = NO_TLS) -> str:
+    async def start(
+        self, address: str, files: TlsFiles = NO_TLS, *, flag: str = "--address"
+    ) -> str:
         """Listens, over TLS if there are files for it, and returns the address with the
         real port.
 
-        Raises StartupError if the address is wrong or taken, or the files cannot be used.
+        Raises StartupError if the address, which came from `flag`, is wrong or taken, or the
+        files cannot be used.
         """
+        require_free(address, flag, shared=self._shares_port)
         await self.set_serving(False)
         try:
             if files and not is_unix(address):
@@ -134,7 +136,7 @@ class Server:
             else:
                 port = self.grpc.add_insecure_port(address)
         except RuntimeError:
-            raise StartupError(f"cannot listen on {address}: it is wrong, or taken")
+            raise StartupError(f"cannot listen on {address}; choose another with {flag}")
         await self.grpc.start()
         if address.startswith("unix:"):
             return address

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import NoReturn
 
 from services.common import logs, process
@@ -28,10 +29,13 @@ def main(argv: Sequence[str]) -> NoReturn:
         description="Starts a gateway, tokenizers, detokenizers and workers on this machine.",
     )
 
+    last_rites = ExitStack()  # for a second signal, which waits for nothing
+
     async def serve(stop: asyncio.Event) -> None:
         display = open_display()  # first: it redirects stderr, and logs go where stderr is
         logs.setup("fleet", level=config.log_level, format=config.log_format)
         fleet = LocalFleet(config, display)
+        last_rites.callback(fleet.abandon)
         async with serve_admin(config.admin_address, fleet_app(fleet)) as address:
             if address:
                 log.info("telling Prometheus", extra={"targets": f"http://{address}/targets"})
@@ -52,7 +56,7 @@ def main(argv: Sequence[str]) -> NoReturn:
         finally:
             await fleet.stop()
 
-    process.run(serve)
+    process.run(serve, abandon=last_rites.close)
 
 
 if __name__ == "__main__":

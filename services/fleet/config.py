@@ -104,12 +104,6 @@ class FleetConfig:
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"--{name} must be at least {least}")
-        if not 0 <= self.port <= 65535:
-            raise ValueError(f"--port {self.port} is not a port: 0 to 65535")
-        if not -1 <= self.grpc_port <= 65535:
-            raise ValueError(f"--grpc-port {self.grpc_port} is not a port: -1 to 65535")
-        if self.port == self.grpc_port != 0:
-            raise ValueError(f"--port and --grpc-port are both {self.port}")
         if self.drain_timeout < 0 or self.hold_timeout < 0:
             raise ValueError("--drain-timeout and --hold-timeout must not be negative")
         share(GatewayConfig, self)

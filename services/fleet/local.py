@@ -15,12 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from services.common.listening import require_free
 from services.common.process import child_environment
 from services.fleet.config import FleetConfig
 from services.fleet.display import Display, SilentDisplay
 from services.fleet.gpus import visible_gpus
 from services.fleet.plan import Role, ServiceSpec, plan_fleet, service_environment
-from services.fleet.ports import SharedPort, port_of, require_free
+from services.fleet.ports import SharedPort, port_of
 from services.fleet.probes import (
     GatewayProbe,
     HealthProbe,
@@ -113,8 +114,9 @@ class LocalFleet:
             StartupError: a mistake of the person who starts it, in one sentence; nothing
                 is left running.
         """
-        for port in (self.config.port, self.config.grpc_port):
-            require_free(self.config.host, port)
+        for port, flag in ((self.config.port, "--port"), (self.config.grpc_port, "--grpc-port")):
+            if port > 0:
+                require_free(f"{self.config.host}:{port}", flag)
         self._run_dir = RunDir.open(self.config.run_dir)
         try:
             self._share_ports()
@@ -175,6 +177,13 @@ class LocalFleet:
         for service in self._services:
             service.kill()
 
+    def abandon(self) -> None:
+        """Ends every process at once and removes what the fleet made for itself, for a process
+        that is about to end without its event loop."""
+        self.kill()
+        if self._run_dir is not None:
+            self._run_dir.close()
+
     async def __aenter__(self) -> LocalFleet:
         await self.start()
         return self
@@ -218,14 +227,14 @@ class LocalFleet:
         """Takes the ports, free ones where none was asked for, if several gateways share them."""
         if self.config.gateways == 1:
             return
-        port = self._share(self.config.port)
+        port = self._share(self.config.port, "--port")
         grpc_port = self.config.grpc_port
         if grpc_port >= 0:
-            grpc_port = self._share(grpc_port)
+            grpc_port = self._share(grpc_port, "--grpc-port")
         self.config = dataclasses.replace(self.config, port=port, grpc_port=grpc_port)
 
-    def _share(self, port: int) -> int:
-        shared = SharedPort(self.config.host, port)
+    def _share(self, port: int, flag: str) -> int:
+        shared = SharedPort(self.config.host, port, flag)
         self._shared_ports.append(shared)
         return shared.number
 

@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 from services.common.config import env_name, secret_environment, to_argv
 from services.common.errors import StartupError
+from services.common.listening import MAX_SOCKET_PATH
 from services.fleet.config import FleetConfig
 from services.fleet.gpus import deal
 
 Role = Literal["gateway", "tokenizer", "detokenizer", "worker"]
 
-_MAX_SOCKET_PATH = 107  # sun_path has 108 bytes, one of them the terminator
 _PER_SERVICE = ("address", "admin_address", "num_threads")  # the fleet alone decides these
 
 
@@ -105,9 +105,9 @@ def service_environment(environment: dict[str, str]) -> dict[str, str]:
 
 def _socket(run_dir: Path, name: str) -> str:
     path = str(run_dir / f"{name}.sock")
-    if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH:
         raise StartupError(
-            f"the path {path} is too long for a unix socket ({_MAX_SOCKET_PATH} bytes at most);"
+            f"the path {path} is too long for a unix socket ({MAX_SOCKET_PATH} bytes at most);"
             " choose a shorter --run-dir"
         )
     return f"unix:{path}"

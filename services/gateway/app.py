@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 from protos import inference_pb2_grpc
 from services.common import rpc, tls
 from services.common.admin import EmbeddedServer, build_app, serve_admin
-from services.common.errors import StartupError
+from services.common.listening import cannot_listen
 from services.common.metrics import process_registry
 from services.common.tracing import tracing_to
 from services.gateway import http
@@ -159,7 +159,8 @@ async def _grpc(
         await server.stop(config.drain_timeout + _LINGER_SECONDS)
 
     try:
-        address = await server.start(_address(config.host, config.grpc_port), config.tls)
+        wanted = _address(config.host, config.grpc_port)
+        address = await server.start(wanted, config.tls, flag="--grpc-port")
         async with _background(_publish_readiness(core, server)), _background(leave()):
             yield address
     finally:
@@ -217,7 +218,7 @@ def _listen(config: GatewayConfig) -> socket.socket:
             listener.listen(_BACKLOG)  # before anybody is told the address
             closing.pop_all()
     except OSError as error:
-        raise StartupError(f"cannot listen on {_address(host, port)}: {error.strerror}")
+        raise cannot_listen(host, port, error, "--host" if port == 0 else "--port")
     listener.setblocking(False)
     return listener
 

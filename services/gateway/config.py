@@ -193,6 +193,12 @@ class GatewayConfig:
     max_connections: int = option(10_000, "open REST connections", group=_LIMITS)
 
     def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"--port {self.port} is not a port: 0 to 65535")
+        if not -1 <= self.grpc_port <= 65535:
+            raise ValueError(f"--grpc-port {self.grpc_port} is not a port: -1 to 65535")
+        if self.port == self.grpc_port != 0:
+            raise ValueError(f"--port and --grpc-port are both {self.port}")
         self.tls.check()
         self.peer_tls.check("--peer-tls", listens=False)
         for name in ("max_worker_sessions", "admission_queue"):

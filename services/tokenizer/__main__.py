@@ -23,7 +23,7 @@ from services.common.config import parse
 from services.common.metrics import process_registry
 from services.common.rpc import IDLE_PEER_TIMEOUT_SECONDS, Server
 from services.common.tracing import Tracing, tracing_to
-from services.tokenizer.config import TokenizerConfig
+from services.tokenizer.config import DetokenizerConfig, TokenizerConfig
 from services.tokenizer.decode_servicer import DetokenizerServicer
 from services.tokenizer.detokenizer import TextDecoder
 from services.tokenizer.encode_servicer import TokenizerServicer
@@ -156,9 +156,8 @@ def main(argv: Sequence[str] | None = None, role: Role = "tokenizer") -> None:
         role = "detokenizer" if arguments[1] == "detokenizer" else "tokenizer"
         del arguments[:2]
     what = "Turns prompts into token ids" if role == "tokenizer" else "Turns token ids into text"
-    config = parse(
-        TokenizerConfig, arguments, prog=f"shoal {role}", description=f"{what}, over gRPC."
-    )
+    kind = TokenizerConfig if role == "tokenizer" else DetokenizerConfig
+    config = parse(kind, arguments, prog=f"shoal {role}", description=f"{what}, over gRPC.")
     logs.setup(role, level=config.log_level, format=config.log_format)
     # Batches are encoded in the thread that asks: a pool shared by all threads would let
     # short prompts wait for long ones.

@@ -12,7 +12,7 @@ from services.common.tracing import TracingOptions
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    """The configuration of both roles."""
+    """The configuration of a tokenizer, and of a detokenizer but for its port."""
 
     address: str = option(
         "127.0.0.1:50061", "where the gRPC server listens: host:port or unix:/path", group="server"
@@ -56,3 +56,10 @@ class TokenizerConfig:
     def tls(self) -> TlsFiles:
         """What the gRPC server listens with."""
         return TlsFiles(self.tls_cert, self.tls_key, self.tls_ca)
+
+
+@dataclass(frozen=True)
+class DetokenizerConfig(TokenizerConfig):
+    """The configuration of a detokenizer."""
+
+    address: str = borrow(TokenizerConfig, "address", default="127.0.0.1:50071")

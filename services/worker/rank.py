@@ -32,6 +32,7 @@ from services.worker.engine.build import build
 from services.worker.framing import CONFIG_ENV, SOCKET_ENV, FrameSocket
 from services.worker.grammar.cache import GrammarCache
 from services.worker.grammar.gate import GrammarGate
+from services.worker.last_words import leave_reason
 from services.worker.rank_messages import (
     StepMerger,
     commands_from_proto,
@@ -189,8 +190,8 @@ def run_follower(config: WorkerConfig) -> int:
 
     try:
         follower.run(config)
-    except StartupError as error:  # rank 0 meets it too, and tells the agent
-        log.error("%s", error)
+    except StartupError as error:  # rank 0 may not meet it, and all others may
+        leave_reason(os.environ[SOCKET_ENV], str(error))
         return 1
     return 0
 

@@ -26,10 +26,12 @@ from services.common.process import child_environment
 from services.worker.command_queue import PIECE_BYTES, CommandQueue
 from services.worker.config import WorkerConfig, num_threads
 from services.worker.framing import CONFIG_ENV, SOCKET_ENV, read_message, write_message
+from services.worker.last_words import read_reason
 
 log = logging.getLogger(__name__)
 
 RANK_MODULE = "services.worker.rank"
+_SOCKET = "rank.sock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ class Ranks:
         address = self._config.address
         beside = Path(address.removeprefix("unix:")).parent if address.startswith("unix:") else None
         self._directory = Path(tempfile.mkdtemp(prefix="ranks-", dir=beside))
-        path = str(self._directory / "rank.sock")
+        path = str(self._directory / _SOCKET)
         self._server = await asyncio.start_unix_server(self._read, path)
         environment = child_environment() | {
             CONFIG_ENV: json.dumps(dataclasses.asdict(self._config)),
@@ -166,14 +168,17 @@ class Ranks:
                     await self._exited.wait()
             except TimeoutError:
                 log.debug("the rank process still runs after its connection closed")
-        if self._fatal or self._stuck:
-            return self._fatal or self._stuck
+        if known := self._fatal or self._stuck or self._left_reason():
+            return known
         status = self._process.returncode if self._process else None
         if status is None:
             return "the engine closed its connection"
         if status < 0:
             return f"the engine process was killed by {signal.Signals(-status).name}"
         return f"the engine process exited with status {status}"
+
+    def _left_reason(self) -> str:
+        return read_reason(str(self._directory / _SOCKET)) if self._directory else ""
 
     async def stop(self) -> None:
         """Ends every rank: a goodbye first, SIGKILL for what is left after the grace."""

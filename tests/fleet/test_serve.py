@@ -89,5 +89,5 @@ def test_a_port_in_use_is_one_sentence() -> None:
         result = _serve("--port", str(port), *FAKE)
     assert result.returncode == 1
     assert result.stderr == (
-        f"shoal: port {port} on 127.0.0.1 is in use; choose another with --port or --grpc-port\n"
+        f"shoal: port {port} on 127.0.0.1 is in use; choose another with --port\n"
     )

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from services.common.errors import StartupError
+from services.common.listening import is_unix
 from services.gateway.discovery.dns import DnsAddresses
 from services.gateway.discovery.kubernetes import EndpointSlices, KubernetesApi
 from services.gateway.discovery.sources import AddressSource, MergedAddresses, StaticAddresses
@@ -43,13 +44,23 @@ def address_source(
             sources.append(_dns(address))
         elif address.startswith("k8s:"):
             sources.append(_endpoint_slices(address, kubernetes()))
-        else:
+        elif is_unix(address) or _is_host_port(address):
             fixed.append(address)
+        else:
+            raise StartupError(
+                f"peer address {address!r} is not host:port, unix:/path, dns:name:port or"
+                " k8s:namespace/service:portname"
+            )
     if fixed or not sources:
         sources.append(StaticAddresses(fixed))
     if subset is not None:
         sources = [SubsetAddresses(source, subset) for source in sources]
     return sources[0] if len(sources) == 1 else MergedAddresses(sources)
+
+
+def _is_host_port(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    return bool(host) and port.isdecimal() and 0 < int(port) < 65536
 
 
 def _dns(address: str) -> DnsAddresses:
