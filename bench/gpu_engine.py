@@ -31,7 +31,7 @@ from services.worker.engine.thread import EngineThread
 from services.worker.layers.loadable import Loadable
 from services.worker.layers.norm import RmsNorm
 from services.worker.layers.parallel import Parallel
-from services.worker.layers.rope import RopeConfig
+from services.worker.layers.rope_config import RopeConfig
 from services.worker.models.config import ModelConfig
 from services.worker.models.decoder import Decoder
 

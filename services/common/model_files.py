@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -72,6 +73,14 @@ def resolve(model: str, *, progress: Progress | None = None, weights: bool = Tru
 
     Raises StartupError, in one sentence, if there is no such model.
     """
+    local = find_local(model)
+    if local is not None:
+        return local
+    return ModelFiles("hf", _download(model, progress, weights), model.rpartition("/")[2])
+
+
+def find_local(model: str) -> ModelFiles | None:
+    """As `resolve`, for what is on this machine outside the hub's cache; None for a hub id."""
     if not model:
         return ModelFiles("gguf", _embedded_file(), EMBEDDED_NAME)
     if model == "byte":
@@ -87,7 +96,26 @@ def resolve(model: str, *, progress: Progress | None = None, weights: bool = Tru
         return ModelFiles("gguf", path, path.stem)
     if path.suffix == ".gguf" or model.startswith(("/", ".", "~")):
         raise StartupError(f"model {model} does not exist")
-    return ModelFiles("hf", _download(model, progress, weights), model.rpartition("/")[2])
+    return None
+
+
+def find_cached(model: str) -> ModelFiles:
+    """As `resolve`, without a download: a hub id must be in the local cache.
+
+    Raises StartupError.
+    """
+    local = find_local(model)
+    if local is not None:
+        return local
+    from huggingface_hub import try_to_load_from_cache
+
+    with suppress(ValueError):  # of another form than an id has
+        if isinstance(config := try_to_load_from_cache(model, "config.json"), str):
+            return ModelFiles("hf", Path(config).parent, model.rpartition("/")[2])
+    raise StartupError(
+        f"model {model!r} is no directory and no .gguf file, and is not in the local hub cache;"
+        f" get it with: hf download {model}"
+    )
 
 
 def read_metadata(files: ModelFiles) -> ModelMetadata:

@@ -19,6 +19,7 @@ from services.common.config import parse
 from services.common.metrics import process_registry
 from services.common.rpc import IDLE_PEER_TIMEOUT_SECONDS, Server
 from services.common.tracing import tracing_to
+from services.worker import precheck
 from services.worker.agent import Agent
 from services.worker.config import WorkerConfig
 from services.worker.metrics import WorkerMetrics
@@ -141,7 +142,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     logs.setup("worker", level=config.log_level, format=config.log_format)
     program = serve_node if config.node_rank > 0 else serve
-    process.run(lambda stop: program(config, stop))
+
+    async def run(stop: asyncio.Event) -> int:
+        await asyncio.to_thread(precheck.check, config)
+        return await program(config, stop)
+
+    process.run(run)
 
 
 if __name__ == "__main__":

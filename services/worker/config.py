@@ -177,6 +177,10 @@ class WorkerConfig:
             raise ValueError("--grammar-timeout must be above 0")
         if not 0 < self.memory_ratio <= 1:
             raise ValueError("--memory-ratio must be above 0 and at most 1")
+        if self.device == "cpu" and self.attention_backend == "flashinfer":
+            raise ValueError("--attention-backend flashinfer needs --device cuda")
+        if self.device == "cuda" and self.attention_backend == "cpu":
+            raise ValueError("--attention-backend cpu does not run on --device cuda")
         if self.device == "cuda" and self.deterministic:
             raise ValueError("--deterministic is for --device cpu")
         for name in (

@@ -13,8 +13,7 @@ import torch
 
 from bench import gpu, gpu_checks, gpu_engine
 from bench.gpu_checks import Generated, compare
-from services.worker.attention import flashinfer as backend_module
-from services.worker.attention import flashinfer_build
+from services.worker.attention import flashinfer_build, flashinfer_limits
 from services.worker.attention.flashinfer import Heads
 from services.worker.core import Engine
 from tests.worker.engine import fake_cuda
@@ -53,7 +52,7 @@ def test_runs_that_part_are_fine_only_where_two_tokens_were_close() -> None:
 def small_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fake CUDA, one tiny shape, short prompts and few steps."""
     fake_cuda.install(monkeypatch)
-    monkeypatch.setattr(backend_module, "HEAD_DIMS", (8, 64, 128))
+    monkeypatch.setattr(flashinfer_limits, "HEAD_DIMS", (8, 64, 128))
     monkeypatch.setattr(gpu_engine, "SMALL", TINY)
     monkeypatch.setattr(gpu, "SHAPES", {"small": TINY})
     monkeypatch.setattr(flashinfer_build, "build", lambda *sizes: [])

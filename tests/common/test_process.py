@@ -102,6 +102,20 @@ def test_a_second_signal_ends_at_once(start: Start) -> None:
     assert process.wait(10) == 128 + signal.SIGTERM
 
 
+def test_a_second_signal_abandons_first(start: Start) -> None:
+    body = "await stop.wait(); print('draining', flush=True); await asyncio.Event().wait()"
+    code = SERVICE.format(body=body).replace(
+        "process.run(main)", "process.run(main, abandon=lambda: print('abandoned', flush=True))"
+    )
+    process = start(code)
+    assert _line(process) == "started"
+    process.send_signal(signal.SIGINT)
+    assert _line(process) == "draining"
+    process.send_signal(signal.SIGINT)
+    assert _line(process) == "abandoned"
+    assert process.wait(10) == 128 + signal.SIGINT
+
+
 def test_a_startup_error_is_one_sentence_and_status_1(start: Start) -> None:
     process = start(SERVICE.format(body="raise StartupError('there is no such model')"))
     _, err = process.communicate(timeout=10)

@@ -246,3 +246,16 @@ def test_sigkill_of_the_supervisor_leaves_no_process(supervisor: subprocess.Pope
     supervisor.kill()
     _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive
+
+
+async def test_an_abandoned_fleet_leaves_nothing(
+    config: FleetConfig, children: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    fleet = LocalFleet(replace(config, run_dir=""), plan=scripted.plan)
+    await fleet.start()
+    assert fleet.run_dir.parent == tmp_path
+    fleet.abandon()  # as a second Ctrl-C does, before the process ends
+    assert not list(tmp_path.iterdir())
+    await fleet.stop()
+    assert _children() == children

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from protos import common_pb2, engine_pb2, worker_pb2
 from services.common.process import die_with_parent
 from services.worker.framing import CONFIG_ENV, SOCKET_ENV, FrameSocket
+from services.worker.last_words import leave_reason
 
 EPOCH = 7
 NUM_PAGES = 100
@@ -113,6 +114,9 @@ def main() -> None:
     die_with_parent()
     config = json.loads(os.environ[CONFIG_ENV])
     script = set(config["model"].split())
+    if "leave-a-reason" in script:
+        leave_reason(os.environ[SOCKET_ENV], "this rank has no GPU")
+        sys.exit(1)
     if "exit-at-once" in script:
         sys.exit(3)
     if "never-connect" in script:

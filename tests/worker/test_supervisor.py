@@ -65,6 +65,13 @@ async def test_a_rank_that_never_connects_ends_the_agent(tmp_path: Path) -> None
         assert await _all_gone(ranks)
 
 
+async def test_the_reason_that_a_rank_left_is_said(tmp_path: Path) -> None:
+    settings = {"rank_module": SCRIPTED}
+    async with agent(tmp_path, "--model=leave-a-reason", settings=settings, wait=False) as running:
+        assert await running.wait_for_exit(30) == 1
+        assert _last_line(running) == "shoal worker: this rank has no GPU"
+
+
 async def test_loading_without_progress_ends_the_agent(tmp_path: Path) -> None:
     settings = {"rank_module": SCRIPTED, "limits": {"load": 1.0}}
     async with agent(tmp_path, "--model=load-for-ever", settings=settings, wait=False) as running:

@@ -21,16 +21,17 @@ import torch
 
 from services.common.errors import StartupError
 from services.worker.attention.base import AttentionMetadata
+from services.worker.attention.flashinfer_limits import (
+    FLOAT_WORKSPACE,
+    INT_WORKSPACE,
+    check_kernels,
+)
 from services.worker.attention.flashinfer_plan import PagedRows, StepPlan, use_tensor_cores
 from services.worker.attention.pool import KvPool
 from services.worker.layers.transfer import Fence, pack
 
-FLOAT_WORKSPACE = 256 << 20  # bytes; FlashInfer recommends 128 MiB and more for long contexts
-INT_WORKSPACE = 8 << 20
 # FlashInfer's choice `auto` differs between its releases; these kernels run on sm_80 and later.
 _KERNELS = "fa2"
-HEAD_DIMS = (64, 128, 256)
-DTYPES = (torch.bfloat16, torch.float16)
 
 
 def load_library() -> Any:
@@ -54,13 +55,7 @@ class Heads:
 
     def check(self, dtype: torch.dtype) -> None:
         """Raises StartupError if FlashInfer has no kernel for these."""
-        if dtype not in DTYPES:
-            raise StartupError(f"FlashInfer computes bfloat16 and float16, not {dtype}")
-        if self.head_dim not in HEAD_DIMS:
-            raise StartupError(
-                f"FlashInfer has no kernel for head size {self.head_dim}, only for"
-                f" {', '.join(map(str, HEAD_DIMS))}; say --attention-backend torch_reference"
-            )
+        check_kernels(str(dtype).removeprefix("torch."), self.head_dim)
 
 
 class Workspace:

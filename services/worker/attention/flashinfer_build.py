@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from services.worker.attention.flashinfer import DTYPES, HEAD_DIMS
+from services.worker.attention.flashinfer_limits import DTYPES, HEAD_DIMS
 
 _ARCHITECTURES = "FLASHINFER_CUDA_ARCH_LIST"
 
@@ -73,16 +73,15 @@ def install(libraries: Sequence[Path]) -> list[Path]:
 
 def main(argv: Sequence[str]) -> int:
     """The command; returns the exit status."""
-    names = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
     parser = argparse.ArgumentParser(prog="flashinfer_build", description=__doc__)
     parser.add_argument("--head-dim", type=int, nargs="+", choices=HEAD_DIMS, default=[64, 128])
-    parser.add_argument("--dtype", nargs="+", choices=list(names), default=list(names))
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--arch", default="", help="'9.0a', '8.0 9.0a'; default: the GPU's")
     parser.add_argument("--install", action="store_true", help="put them into the package")
     options = parser.parse_args(argv)
     if options.arch:
         os.environ[_ARCHITECTURES] = options.arch  # read when flashinfer is first imported
-    libraries = build(options.head_dim, [names[name] for name in options.dtype])
+    libraries = build(options.head_dim, [getattr(torch, name) for name in options.dtype])
     for library in install(libraries) if options.install else libraries:
         print(library)
     return 0

@@ -16,19 +16,21 @@ from services.worker.attention.registry import create_backend
 from services.worker.attention.torch_reference import TorchReferenceBackend
 from services.worker.config import WorkerConfig
 from services.worker.engine import cuda_memory
-from services.worker.engine.capacity import (
-    CudaMemory,
-    check_balance,
-    cuda_pages,
-    memory_limit,
-    num_pages,
-)
-from services.worker.engine.graphs import CudaCapture, DecodeGraphs, graph_sizes
+from services.worker.engine.graphs import CudaCapture, DecodeGraphs
 from services.worker.engine.runner import ModelRunner
 from services.worker.engine.sampler import Sampler
 from services.worker.layers.parallel import Parallel
 from services.worker.models.config import ModelConfig
 from services.worker.models.decoder import Decoder
+from services.worker.sizing.choices import graph_sizes
+from services.worker.sizing.pool import (
+    CudaMemory,
+    check_balance,
+    cuda_pages,
+    memory_limit,
+    num_pages,
+    token_bytes,
+)
 
 log = logging.getLogger(__name__)
 
@@ -76,18 +78,16 @@ class RunnerBuilder:
         `free_before` is what was free on the GPU before the weights were loaded. Raises
         StartupError if nothing is left, or if the ranks' GPUs are too different.
         """
-        heads = self._heads
-        token_bytes = 2 * self._shape.num_layers * heads.num_kv_heads * heads.head_dim
-        token_bytes *= self._dtype.itemsize
+        per_token = token_bytes(self._shape, self._parallel, self._dtype.itemsize)
         if self._device.type == "cpu":
-            return num_pages(self._config, self._context, token_bytes, memory_limit())
+            return num_pages(self._config, self._context, per_token, memory_limit())
         least, most = self._parallel.extremes(free_before)
         check_balance(least, most)
         if self._config.num_pages:
             return self._config.num_pages
         memory = dataclasses.replace(self._measure(free_before), free_before=least)
         log.info("GPU memory: %s", memory)
-        pages = cuda_pages(self._config, self._context, token_bytes, memory)
+        pages = cuda_pages(self._config, self._context, per_token, memory)
         return self._parallel.extremes(pages)[0]
 
     def runner(self, num_pages: int, progress: Progress) -> ModelRunner:

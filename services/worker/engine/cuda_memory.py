@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from services.worker.core import Admission, Batch, SamplingParams
-from services.worker.engine.capacity import CudaMemory, graph_bytes
 from services.worker.engine.graphs import CudaCapture, DecodeGraphs
 from services.worker.engine.runner import ModelRunner, last_tokens
 from services.worker.engine.sampler import Sampler
 from services.worker.engine.steps import StepRunner, follow
 from services.worker.layers.parallel import Parallel
+from services.worker.sizing.pool import CudaMemory, graph_bytes
 
 _NUCLEUS = SamplingParams(temperature=1.0, top_p=0.9)  # the draw that takes most memory
 

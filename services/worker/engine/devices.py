@@ -12,10 +12,15 @@ import torch
 
 from services.common.errors import StartupError
 from services.worker.config import WorkerConfig
+from services.worker.sizing import choices
 
 log = logging.getLogger(__name__)
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES: dict[choices.Dtype, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -44,14 +49,9 @@ def choose_device(config: WorkerConfig) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device, stored: str) -> torch.dtype:
-    """The type of `--dtype`. auto is float32 on a CPU; on CUDA the checkpoint's own type where
-    it has 16 bits, else bfloat16."""
-    if name != "auto":
-        return _DTYPES[name]
-    if device.type == "cpu":
-        return torch.float32
-    own = _DTYPES.get(stored.removeprefix("torch."), torch.float32)
-    return own if own in _HALF else torch.bfloat16
+    """torch's type for `services.worker.sizing.choices.dtype`."""
+    kind: choices.Device = "cpu" if device.type == "cpu" else "cuda"
+    return _DTYPES[choices.dtype(name, kind, stored)]
 
 
 def choose_attention(name: str, device: torch.device, dtype: torch.dtype) -> str:

@@ -32,12 +32,6 @@ class Captured:
 Capture = Callable[[Callable[[], torch.Tensor | None]], Captured]
 
 
-def graph_sizes(largest: int) -> list[int]:
-    """1, 2, 4, 8, 16, then every 16, and the largest itself; none if that is 0."""
-    sizes = {1, 2, 4, 8, *range(16, largest + 1, 16), largest}
-    return sorted(size for size in sizes if 0 < size <= largest)
-
-
 def pad_batch(batch: Batch, num_rows: int, dummy_page: int) -> Batch:
     """The batch with rows of the dummy request at its end, `num_rows` in all."""
     more = num_rows - batch.num_rows

@@ -12,7 +12,7 @@ import torch
 
 from services.common.errors import StartupError
 from services.common.gguf_header import read_header
-from services.common.model_files import ModelFiles, ModelMetadata, read_json, read_metadata, resolve
+from services.common.model_files import ModelFiles, read_metadata, resolve
 from services.worker.config import WorkerConfig
 from services.worker.core import EngineInfo
 from services.worker.engine.building import RunnerBuilder
@@ -25,6 +25,7 @@ from services.worker.models import config as model_config
 from services.worker.models.config import ModelConfig
 from services.worker.models.decoder import Decoder
 from services.worker.native.kernels import Kernels
+from services.worker.sizing import choices
 from services.worker.weights.gguf import GgufSource, rope_divisors
 from services.worker.weights.loader import load_weights
 from services.worker.weights.safetensors import SafetensorsSource
@@ -33,7 +34,6 @@ from services.worker.weights.source import WeightSource
 log = logging.getLogger(__name__)
 
 CPU = torch.device("cpu")
-_PREFILL_TOKENS = {"cpu": 512, "cuda": 8192}  # by default
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,8 @@ def load_model(
     Raises StartupError if the model cannot be served as configured.
     """
     files = resolve(config.model, progress=progress)
-    if files.kind == "byte":
-        raise StartupError("the model 'byte' has no weights; run it with --engine fake")
-    metadata = read_metadata(files)
     shape = read_model_config(files)
+    metadata = read_metadata(files)
     dtype = choose_dtype(config.dtype, device, shape.dtype)
     attention = choose_attention(config.attention_backend, device, dtype)
     free_before = free_memory(device) if device.type == "cuda" else 0
@@ -78,8 +76,8 @@ def load_model(
         )
         if device.type == "cuda":
             model.stack_experts()
-    context = _context(config, metadata, shape)
-    max_prefill_tokens = config.max_prefill_tokens or _PREFILL_TOKENS[device.type]
+    context = choices.context(config, metadata, shape)
+    max_prefill_tokens = choices.prefill_tokens(config, "cuda" if device.type == "cuda" else "cpu")
     builder = RunnerBuilder(
         config,
         model,
@@ -109,11 +107,12 @@ def load_model(
 
 def read_model_config(files: ModelFiles) -> ModelConfig:
     """The shape of a model. Raises StartupError on what Shoal cannot compute."""
+    shape = model_config.read(files)
     if files.kind == "hf":
-        return model_config.from_hf(read_json(files.path / "config.json"))
-    header = read_header(files.path)
-    shape = model_config.from_gguf(header)
-    rope = dataclasses.replace(shape.rope, frequency_divisors=rope_divisors(header))
+        return shape
+    rope = dataclasses.replace(
+        shape.rope, frequency_divisors=rope_divisors(read_header(files.path))
+    )
     return dataclasses.replace(shape, rope=rope)
 
 
@@ -122,14 +121,3 @@ def open_source(files: ModelFiles, shape: ModelConfig) -> WeightSource:
     if files.kind == "hf":
         return SafetensorsSource(files.path)
     return GgufSource(read_header(files.path), shape)
-
-
-def _context(config: WorkerConfig, metadata: ModelMetadata, shape: ModelConfig) -> int:
-    """The most tokens of a request, as the model and `--max-model-len` have it."""
-    context = metadata.context_length
-    if shape.sliding_window is not None and shape.sliding_window < context:
-        log.info("context capped at the sliding window: %d of %d", shape.sliding_window, context)
-        context = shape.sliding_window
-    if config.max_model_len > context:
-        log.info("--max-model-len %d is above the model's context", config.max_model_len)
-    return min(context, config.max_model_len or context)

@@ -19,7 +19,7 @@ class VocabSpan:
     """The ids a rank holds: `start` onwards, `length` real ones in `padded` rows."""
 
     def __init__(self, vocab_size: int, parallel: Parallel) -> None:
-        self.padded = -(-vocab_size // parallel.size)
+        self.padded = parallel.padded_rows(vocab_size)
         self.start = min(parallel.rank * self.padded, vocab_size)
         self.length = min(self.padded, vocab_size - self.start)
 

@@ -10,15 +10,13 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from services.common.errors import StartupError
+from services.worker.layers.shares import Shares
 
 
 @dataclass(frozen=True, slots=True)
-class Parallel:
+class Parallel(Shares):
     """One rank among `size`; alone by default, and then no process group is needed."""
 
-    rank: int = 0
-    size: int = 1
     ordered: bool = False  # sums run in the order of the ranks, whatever the tensor's size
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
@@ -62,30 +60,3 @@ class Parallel:
         dist.all_reduce(both, op=dist.ReduceOp.MIN)
         least, negative_most = both.tolist()
         return int(least), -int(negative_most)
-
-    def share(self, total: int, what: str) -> int:
-        """A rank's share of `total` things. Raises StartupError if they do not divide."""
-        if total % self.size:
-            raise StartupError(
-                f"the model has {total} {what}, which cannot be divided over --tp {self.size}"
-            )
-        return total // self.size
-
-    def span(self, total: int, what: str) -> tuple[int, int]:
-        """(start, length) of a rank's share."""
-        length = self.share(total, what)
-        return self.rank * length, length
-
-    def kv_span(self, num_kv_heads: int) -> tuple[int, int]:
-        """(first head, heads) of the KV heads a rank holds.
-
-        With fewer heads than ranks each head is held by several neighbouring ranks.
-        """
-        if num_kv_heads >= self.size:
-            return self.span(num_kv_heads, "KV heads")
-        if self.size % num_kv_heads:
-            raise StartupError(
-                f"the model has {num_kv_heads} KV heads, which cannot be replicated evenly over"
-                f" --tp {self.size}"
-            )
-        return self.rank * num_kv_heads // self.size, 1

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from services.common.errors import StartupError
-from services.common.gguf_header import GgufHeader
-from services.worker.layers.rope import ROPE_TYPES, RopeConfig, RopeType
+from services.common.gguf_header import GgufHeader, read_header
+from services.common.model_files import ModelFiles, read_json
+from services.worker.layers.rope_config import ROPE_TYPES, RopeConfig, RopeType
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -65,6 +66,15 @@ class ModelConfig:
     qk_norm: bool = False
     moe: MoeConfig | None = None
     dense_layers: frozenset[int] = frozenset()  # of a mixture of experts: those without experts
+
+
+def read(files: ModelFiles) -> ModelConfig:
+    """The shape that a model's files tell. Raises StartupError on what Shoal cannot compute."""
+    if files.kind == "byte":
+        raise StartupError("the model 'byte' has no weights; run it with --engine fake")
+    if files.kind == "hf":
+        return from_hf(read_json(files.path / "config.json"))
+    return from_gguf(read_header(files.path))
 
 
 def from_hf(raw: Mapping[str, Any]) -> ModelConfig:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from services.common.errors import StartupError
-from services.worker.attention import flashinfer as backend_module
+from services.worker.attention import flashinfer_limits
 from services.worker.config import WorkerConfig
 from services.worker.core import Engine, SamplingParams
 from services.worker.engine import torch_engine
@@ -32,8 +32,8 @@ SAMPLED = [
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_cuda.install(monkeypatch)
-    monkeypatch.setattr(backend_module, "HEAD_DIMS", (16,))
-    monkeypatch.setattr(backend_module, "DTYPES", (torch.float32,))
+    monkeypatch.setattr(flashinfer_limits, "HEAD_DIMS", (16,))
+    monkeypatch.setattr(flashinfer_limits, "DTYPES", ("float32",))
 
 
 def load(model: Path, device: Any, **options: Any) -> Engine:

@@ -24,7 +24,6 @@ from services.worker.engine.graphs import (
     Captured,
     DecodeGraphs,
     dummy_batch,
-    graph_sizes,
     pad_batch,
 )
 from services.worker.engine.loading import open_source, read_model_config
@@ -33,6 +32,7 @@ from services.worker.engine.sampler import Sampler
 from services.worker.engine.steps import StepRunner
 from services.worker.layers.parallel import Parallel
 from services.worker.models.decoder import Decoder
+from services.worker.sizing.choices import graph_sizes
 from services.worker.weights.loader import load_weights
 from tests.worker.attention import flashinfer_emulation
 from tests.worker.engine.driver import Driver, Request

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from services.common.errors import StartupError
 from services.worker.config import WorkerConfig
+from services.worker.layers.shares import Shares
+from services.worker.models.config import ModelConfig
 
 _CPU_LIMIT = 4 << 30
 _MAX_IMBALANCE = 2 << 30
@@ -26,6 +28,15 @@ def memory_limit(files: Sequence[str] = _CGROUP_FILES) -> int:
         if path.exists() and (text := path.read_text().strip()).isdigit():
             return min(int(text), machine)
     return machine
+
+
+def token_bytes(shape: ModelConfig, shares: Shares, itemsize: int) -> int:
+    """KV bytes that one token takes on one rank, at `itemsize` bytes a number.
+
+    Raises StartupError if the KV heads cannot be shared out.
+    """
+    _, kv_heads = shares.kv_span(shape.num_kv_heads)
+    return 2 * shape.num_layers * kv_heads * shape.head_dim * itemsize
 
 
 def num_pages(config: WorkerConfig, context: int, bytes_per_token: int, memory: int) -> int:
@@ -61,9 +72,9 @@ def cuda_pages(config: WorkerConfig, context: int, bytes_per_token: int, memory:
     """
     budget = memory.kv_budget(config.memory_ratio)
     left = (
-        f"that --memory-ratio {config.memory_ratio} leaves of {_gib(memory.free_before)}: weights"
-        f" take {_gib(memory.weights)}, activations {_gib(memory.activations)}, CUDA graphs"
-        f" {_gib(memory.graphs)}"
+        f"that --memory-ratio {config.memory_ratio} leaves of {gib(memory.free_before)}: weights"
+        f" take {gib(memory.weights)}, activations {gib(memory.activations)}, CUDA graphs"
+        f" {gib(memory.graphs)}"
     )
     return _pages(config, context, bytes_per_token, budget, left)
 
@@ -80,7 +91,7 @@ def check_balance(least: int, most: int) -> None:
     """Raises StartupError if the ranks' GPUs differ by more than 2 GiB in free memory."""
     if most - least > _MAX_IMBALANCE:
         raise StartupError(
-            f"the ranks' GPUs differ too much in free memory, {_gib(least)} to {_gib(most)}:"
+            f"the ranks' GPUs differ too much in free memory, {gib(least)} to {gib(most)}:"
             " something else runs on one of them"
         )
 
@@ -95,5 +106,6 @@ def _pages(config: WorkerConfig, context: int, bytes_per_token: int, budget: int
     return min(fits, config.max_running_requests * -(-context // config.page_size))
 
 
-def _gib(size: int) -> str:
+def gib(size: int) -> str:
+    """Bytes as a person reads them."""
     return f"{size / (1 << 30):.2f} GiB"

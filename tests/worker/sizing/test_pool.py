@@ -8,7 +8,7 @@ import pytest
 
 from services.common.errors import StartupError
 from services.worker.config import WorkerConfig
-from services.worker.engine.capacity import (
+from services.worker.sizing.pool import (
     CudaMemory,
     check_balance,
     cuda_pages,

@@ -1,0 +1,48 @@
+"""What cannot work is said before a rank is started: in a second, and once for all ranks.
+
+The ranks check again what they build. Here is checked what a model's files and the flags tell
+without torch; a model that is still to be downloaded is left to the ranks.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from services.common.errors import StartupError
+from services.common.model_files import find_local, read_metadata
+from services.worker.config import WorkerConfig
+from services.worker.layers.shares import Shares
+from services.worker.models import config as model_config
+from services.worker.sizing import choices
+from services.worker.sizing.pool import gib, memory_limit
+from services.worker.sizing.weights import rank_weights
+
+
+def check(config: WorkerConfig, *, memory: int | None = None, devices: Path = Path("/dev")) -> None:
+    """Raises StartupError if the model cannot be served as configured.
+
+    `memory` are the bytes that this machine lets a process use; found out if not given.
+    """
+    if config.engine == "fake":
+        return
+    files = find_local(config.model)
+    if files is None:
+        return
+    shape = model_config.read(files)
+    read_metadata(files)
+    on_cpu = config.device == "cpu" or config.deterministic or not _has_gpu(devices)
+    dtype = choices.dtype(config.dtype, "cpu" if on_cpu else "cuda", shape.dtype)
+    each = rank_weights(shape, Shares(0, config.tp), choices.BYTES[dtype])
+    if not on_cpu:
+        return  # its memory is known to the driver alone
+    limit = memory_limit() if memory is None else memory
+    if (needed := each * config.local_ranks) > limit:
+        smaller = " or --dtype bfloat16" if dtype == "float32" else ""
+        raise StartupError(
+            f"the weights take {gib(needed)} in {dtype}, and this machine lets a process use"
+            f" {gib(limit)}: choose a smaller model{smaller}"
+        )
+
+
+def _has_gpu(devices: Path) -> bool:
+    return any(path.name.removeprefix("nvidia").isdigit() for path in devices.glob("nvidia*"))
