@@ -246,14 +246,3 @@ def test_sigkill_of_the_supervisor_leaves_no_process(supervisor: subprocess.Pope
     supervisor.kill()
     _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive
-
-
-async def test_an_abandoned_fleet_leaves_nothing(config: FleetConfig, children: set[int]) -> None:
-    fleet = LocalFleet(replace(config, run_dir=""), plan=scripted.plan)
-    await fleet.start()
-    run_dir = str(fleet.run_dir)
-    assert os.path.exists(run_dir)
-    fleet.abandon()  # as a second Ctrl-C does, before the process ends
-    assert not os.path.exists(run_dir)
-    await fleet.stop()
-    assert _children() == children

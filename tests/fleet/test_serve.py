@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 
 import httpx
@@ -50,9 +52,14 @@ def _hang_on(fleet: ServedFleet) -> threading.Thread:
     return thread
 
 
-def test_a_second_signal_ends_everything_at_once() -> None:
-    fleet = ServedFleet(*FAKE, "--fake-step-ms", "100")
+def test_a_second_signal_ends_everything_at_once_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    home = tempfile.mkdtemp(prefix="shoal-")  # a short path, for the sockets
+    monkeypatch.setenv("TMPDIR", home)
+    fleet = ServedFleet(*FAKE, "--fake-step-ms", "100", "--run-dir=")
     try:
+        assert any(name.startswith("shoal-") for name in os.listdir(home))
         reader = _hang_on(fleet)
         family = fleet.tree()
         fleet.process.send_signal(signal.SIGINT)
@@ -63,8 +70,10 @@ def test_a_second_signal_ends_everything_at_once() -> None:
         _, alive = psutil.wait_procs(family, timeout=5)
         assert not alive
         reader.join(10)
+        assert not [name for name in os.listdir(home) if name.startswith("shoal-")]
     finally:
         fleet.stop()
+        shutil.rmtree(home)
 
 
 def test_a_drain_is_bounded_and_the_status_is_0() -> None:

@@ -58,7 +58,7 @@ def test_a_forward_pass_takes_what_was_counted(shape: ModelConfig) -> None:
         model._rope.angles = lambda positions, dtype: (half, half)  # type: ignore[method-assign]
         ids = torch.empty(tokens, dtype=torch.int64)
         with _PeakMemory() as memory:
-            model(ids, ids, _NoAttention())  # type: ignore[arg-type]
+            model(ids, ids, _NoAttention())
     counted = reserve.forward_bytes(shape, Shares(), 2, tokens)
     # On top come a few numbers a token: an expert's index, a row's norm.
     assert 0.97 * memory.peak <= counted <= 1.03 * memory.peak
@@ -112,11 +112,11 @@ class _NoAttention:
         return torch.empty_like(q)
 
 
-class _PeakMemory(TorchDispatchMode):
+class _PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The most bytes of new storages alive at once, those of the weights left out."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
         self._live = 0
         self._seen: set[int] = set()
