@@ -46,6 +46,13 @@ COMMANDS: dict[str, Command] = {
         "services.fleet.download",
         (),
     ),
+    "plan": Command(
+        "what a model takes of a GPU, and what fits beside it", "services.fleet.planner", ()
+    ),
+    "doctor": Command("checks a machine, or a fleet, before trouble", "services.fleet.doctor", ()),
+    "completion": Command(
+        "the completions of a shell: bash, zsh or fish", "services.fleet.completion", ()
+    ),
     "gateway": Command(
         "the front door: REST, SSE and gRPC for clients", "services.gateway", ("gateway",)
     ),
@@ -57,7 +64,7 @@ COMMANDS: dict[str, Command] = {
 }
 _GROUPS = {
     "everything": ("serve", "chat", "top", "bench"),
-    "a model": ("download",),
+    "before the start": ("doctor", "plan", "download", "completion"),
     "one service": ("gateway", "tokenizer", "detokenizer", "worker"),
 }
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.common.errors import StartupError
 from services.common.model_files import find_local, read_metadata
 from services.worker.config import WorkerConfig
 from services.worker.layers.shares import Shares
 from services.worker.models import config as model_config
 from services.worker.sizing import choices
-from services.worker.sizing.pool import gib, memory_limit
-from services.worker.sizing.weights import rank_weights
+from services.worker.sizing.pool import memory_limit
+from services.worker.sizing.weights import host_weights, rank_weights
 
 
 def check(config: WorkerConfig, *, memory: int | None = None, devices: Path = Path("/dev")) -> None:
@@ -32,16 +31,12 @@ def check(config: WorkerConfig, *, memory: int | None = None, devices: Path = Pa
     read_metadata(files)
     on_cpu = config.device == "cpu" or config.deterministic or not _has_gpu(devices)
     dtype = choices.dtype(config.dtype, "cpu" if on_cpu else "cuda", shape.dtype)
-    each = rank_weights(shape, Shares(0, config.tp), choices.BYTES[dtype])
-    if not on_cpu:
-        return  # its memory is known to the driver alone
-    limit = memory_limit() if memory is None else memory
-    if (needed := each * config.local_ranks) > limit:
-        smaller = " or --dtype bfloat16" if dtype == "float32" else ""
-        raise StartupError(
-            f"the weights take {gib(needed)} in {dtype}, and this machine lets a process use"
-            f" {gib(limit)}: choose a smaller model{smaller}"
-        )
+    shares = Shares(0, config.tp)
+    if on_cpu:
+        limit = memory_limit() if memory is None else memory
+        host_weights(shape, shares, dtype, config.local_ranks, limit)
+    else:  # whose memory is known to the driver alone
+        rank_weights(shape, shares, choices.BYTES[dtype])
 
 
 def _has_gpu(devices: Path) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from services.common.errors import StartupError
 from services.worker.layers.shares import Shares
 from services.worker.models.config import ModelConfig
+from services.worker.sizing.choices import BYTES, Dtype
+from services.worker.sizing.pool import gib
 
 
 def rank_weights(shape: ModelConfig, shares: Shares, itemsize: int) -> int:
@@ -20,6 +23,25 @@ def rank_weights(shape: ModelConfig, shares: Shares, itemsize: int) -> int:
         else:
             count += _feed_forward(shape, shares)
     return count * itemsize
+
+
+def host_weights(shape: ModelConfig, shares: Shares, dtype: Dtype, ranks: int, limit: int) -> int:
+    """Bytes of the weights of `ranks` ranks that share a machine and compute on its CPU.
+
+    A tied LM head is packed there, as a copy. Raises StartupError if they are over `limit`,
+    what the machine lets processes use.
+    """
+    itemsize = BYTES[dtype]
+    each = rank_weights(shape, shares, itemsize)
+    if shape.tied:
+        each += shares.padded_rows(shape.vocab_size) * shape.hidden_size * itemsize
+    if each * ranks > limit:
+        smaller = " or --dtype bfloat16" if dtype == "float32" else ""
+        raise StartupError(
+            f"the weights take {gib(each * ranks)} in {dtype}, and this machine lets a process use"
+            f" {gib(limit)}: choose a smaller model{smaller}"
+        )
+    return each * ranks
 
 
 def _attention(shape: ModelConfig, shares: Shares) -> int:

@@ -11,9 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from services.common.errors import StartupError
-
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
+from services.common.safetensors_header import INDEX, SINGLE
 
 
 class SafetensorsSource:
@@ -52,7 +50,7 @@ class SafetensorsSource:
 
     def _weight_map(self) -> dict[str, str]:
         """Tensor name -> file name."""
-        index = self._directory / _INDEX
+        index = self._directory / INDEX
         if index.exists():
             weight_map: dict[str, str] = json.loads(index.read_text("utf-8"))["weight_map"]
             missing = sorted(
@@ -63,9 +61,9 @@ class SafetensorsSource:
                     f"{index} names {', '.join(missing)}, missing from {self._directory}"
                 )
             return weight_map
-        if not (self._directory / _SINGLE).exists():
-            raise StartupError(f"{self._directory} holds neither {_SINGLE} nor {_INDEX}")
-        return dict.fromkeys(self._file(_SINGLE).keys(), _SINGLE)
+        if not (self._directory / SINGLE).exists():
+            raise StartupError(f"{self._directory} holds neither {SINGLE} nor {INDEX}")
+        return dict.fromkeys(self._file(SINGLE).keys(), SINGLE)
 
     def _slice(self, name: str) -> Any:
         file = self._file(self._files[name])

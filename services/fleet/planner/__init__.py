@@ -1,0 +1,1 @@
+"""`shoal plan`: what a model takes of a GPU or a machine, and what is left for requests."""

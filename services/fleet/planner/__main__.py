@@ -1,0 +1,36 @@
+"""`shoal plan`: prints what would fit, without torch and without reading a weight."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from services.common.config import parse
+from services.common.errors import StartupError
+from services.fleet.planner import report
+from services.fleet.planner.config import PlanConfig
+from services.fleet.planner.memory import plan
+
+_FORMS = {"text": report.text, "json": report.as_json, "helm": report.helm}
+
+
+def main(argv: Sequence[str]) -> NoReturn:
+    """Prints the plan; exits 1 after one sentence if the model would not be served."""
+    config = parse(
+        PlanConfig,
+        argv,
+        prog="shoal plan",
+        description="Says what a model takes of a GPU's memory, or a machine's, and how many tokens"
+        " and requests fit, without loading it.",
+    )
+    try:
+        print(_FORMS[config.format](plan(config), config), end="")
+    except StartupError as error:
+        print(f"shoal: {error}", file=sys.stderr)
+        sys.exit(1)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
