@@ -24,7 +24,6 @@ _REFUSED: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
         table.body.__name__: table.refused
         for table in (fields.CHAT, fields.TOKENIZE_CHAT, fields.COMPLETIONS, fields.RESPONSES)
     },
-    "StreamOptions": fields.REFUSED_IN_STREAM_OPTIONS,
     "StructuredOutputs": fields.REFUSED_IN_STRUCTURED_OUTPUTS,
     "Message": {"audio": (), "function_call": ()},
 }

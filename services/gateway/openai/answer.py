@@ -165,9 +165,14 @@ def usage_fields(usage: Usage, *, reasoning_tokens: int | None = None) -> dict[s
     return fields
 
 
+def usage_end(usage: Mapping[str, Any] | None) -> bytes:
+    """What ends an event after its choices, where usage was asked for."""
+    return b',"usage":' + msgspec.json.encode(usage) + b"}\n\n"
+
+
 def usage_event(prefix: bytes, usage: Mapping[str, Any]) -> bytes:
     """The event with the counts and no choices."""
-    return prefix + b',"choices":[],"usage":' + msgspec.json.encode(usage) + b"}\n\n"
+    return prefix + b',"choices":[]' + usage_end(usage)
 
 
 def failure_events(error: ShoalError) -> bytes:

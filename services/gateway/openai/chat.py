@@ -50,6 +50,7 @@ async def parse_chat(raw: bytes, caller: Caller, gateway: Gateway) -> Job:
         logprobs=bool(body.logprobs),
         token_ids=bool(body.return_token_ids),
         usage=bool(body.stream_options and body.stream_options.include_usage),
+        counts_on=bool(body.stream_options and body.stream_options.counts_on),
     )
 
     def answer(gateway: Gateway, whole: FanOut) -> Answer:

@@ -18,6 +18,7 @@ from services.gateway.openai.answer import (
     Choice,
     Head,
     failure_events,
+    usage_end,
     usage_event,
     usage_fields,
 )
@@ -37,6 +38,7 @@ class ChatOptions:
     logprobs: bool
     token_ids: bool
     usage: bool
+    counts_on: bool  # every event has the counts so far
 
 
 class ChatAnswer:
@@ -53,8 +55,8 @@ class ChatAnswer:
         self._head = Head.new("chatcmpl", name, gateway, options.model)
         self._event = self._head.event_prefix()
         self._content: dict[int, bytes] = {}  # choice -> its content event up to the text
-        self._end = b',"usage":null}\n\n' if options.usage else b"}\n\n"
-        self._text_end = b'},"logprobs":null,"finish_reason":null}]' + self._end
+        self._counting = generation if options.counts_on else None
+        self._set_end(usage_end(None) if options.usage else b"}\n\n")
 
     def first_events(self) -> bytes:
         return b""
@@ -62,6 +64,7 @@ class ChatAnswer:
     async def events(self, chunk: Chunk) -> bytes:
         """The events of a chunk: role if it is the choice's first, text, finish."""
         before = b""
+        self._count()
         content = self._content.get(chunk.index)
         if content is None:
             content = self._delta(chunk.index) + b'{"content":'
@@ -78,7 +81,7 @@ class ChatAnswer:
 
     def text_event(self, index: int, text: str) -> bytes | None:
         content = self._content.get(index)
-        if content is None or self._token_ids:
+        if content is None or self._token_ids or self._counting is not None:
             return None
         return content + json_text(text) + self._text_end
 
@@ -121,6 +124,15 @@ class ChatAnswer:
 
     def _usage_fields(self, usage: Usage) -> dict[str, Any]:
         return usage_fields(usage)
+
+    def _set_end(self, end: bytes) -> None:
+        self._end = end
+        self._text_end = b'},"logprobs":null,"finish_reason":null}]' + end
+
+    def _count(self) -> None:
+        """The events to come have the counts so far, if they were asked for."""
+        if self._counting is not None:
+            self._set_end(usage_end(self._usage_fields(self._counting.usage)))
 
     def _delta(self, index: int) -> bytes:
         return self._event + b',"choices":[{"index":%d,"delta":' % index
@@ -169,6 +181,7 @@ class ParsedChatAnswer(ChatAnswer):
 
         Logprobs and token ids go with the chunk's first delta.
         """
+        self._count()
         before = b"" if chunk.index in self._parsers else self._role_event(chunk.index)
         parser = self._parser(chunk.index)
         pieces = parser.feed(chunk.text, chunk.token_ids)

@@ -14,6 +14,7 @@ from services.gateway.openai.answer import (
     Choice,
     Head,
     failure_events,
+    usage_end,
     usage_event,
     usage_fields,
 )
@@ -43,8 +44,9 @@ class CompletionAnswer:
         self._usage = bool(body.stream_options and body.stream_options.include_usage)
         self._head = Head.new("cmpl", "text_completion", gateway, self._model)
         self._event = self._head.event_prefix()
-        self._end = b'}],"usage":null}\n\n' if self._usage else b"}]}\n\n"
-        self._text_end = b',"logprobs":null,"finish_reason":null' + self._end
+        counts_on = bool(body.stream_options and body.stream_options.counts_on)
+        self._counting = whole if counts_on else None
+        self._set_end(usage_end(None) if self._usage else b"}\n\n")
         self._started: dict[int, bytes] = {}  # choice -> its event up to the text
         self._scores: dict[int, CompletionLogprobs] = {}  # choice -> where its offsets stand
         self._echoes: dict[int, str] = {}  # prompt -> its text
@@ -56,6 +58,7 @@ class CompletionAnswer:
         """The events of a chunk: the echoed prompt if it is the choice's first, and itself."""
         index = chunk.index
         before = b""
+        self._count()
         start = self._started.get(index)
         if start is None:
             start = self._event + b',"choices":[{"index":%d,"text":' % index
@@ -72,7 +75,7 @@ class CompletionAnswer:
 
     def text_event(self, index: int, text: str) -> bytes | None:
         start = self._started.get(index)
-        if start is None or self._token_ids or self._prompt_only:
+        if start is None or self._token_ids or self._prompt_only or self._counting is not None:
             return None
         return start + json_text(text) + self._text_end
 
@@ -139,6 +142,15 @@ class CompletionAnswer:
         if chunk.finish_reason is not None:
             end += b',"stop_reason":' + msgspec.json.encode(chunk.stop_reason)
         return end + self._end
+
+    def _set_end(self, end: bytes) -> None:
+        self._end = b"}]" + end
+        self._text_end = b',"logprobs":null,"finish_reason":null' + self._end
+
+    def _count(self) -> None:
+        """The events to come have the counts so far, if they were asked for."""
+        if self._counting is not None:
+            self._set_end(usage_end(usage_fields(self._counted(self._counting.usage))))
 
     def _counted(self, usage: Usage) -> Usage:
         if self._prompt_only:

@@ -16,7 +16,7 @@ import msgspec
 from services.common.errors import InvalidRequest, Unsupported
 from services.common.tracing import NO_TRACE, TraceContext
 from services.gateway.domain import GenerationRequest, Grammar, Prompt, Sampling, TextOptions
-from services.gateway.openai.fields import REFUSED_IN_STREAM_OPTIONS, FieldTable
+from services.gateway.openai.fields import FieldTable
 from services.gateway.openai.schema import Integer, OpenAIBody, SamplingBody
 from services.gateway.validate import check_request, unsigned_seed
 
@@ -96,10 +96,8 @@ def refuse(body: msgspec.Struct, table: Mapping[str, tuple[Any, ...]], *, within
 
 
 def refuse_in(body: OpenAIBody, table: FieldTable) -> None:
-    """`refuse` for a body and its stream options."""
+    """`refuse` for a body."""
     refuse(body, table.refused)
-    if body.stream_options is not None:
-        refuse(body.stream_options, REFUSED_IN_STREAM_OPTIONS, within="stream_options")
 
 
 def unsupported(name: str, *, param: str | None = None) -> Unsupported:

@@ -64,7 +64,6 @@ REFUSED_IN_STRUCTURED_OUTPUTS: Harmless = {
     "structural_tag": (),
     "whitespace_pattern": (),
 }
-REFUSED_IN_STREAM_OPTIONS: Harmless = {"continuous_usage_stats": (False,)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,12 @@ class StreamOptions(Struct):
     """`stream_options`."""
 
     include_usage: bool | None = None
-    continuous_usage_stats: Any = None
+    continuous_usage_stats: bool | None = None
+
+    @property
+    def counts_on(self) -> bool:
+        """Every event has the counts so far; only where the last has them all, as in vLLM."""
+        return bool(self.include_usage and self.continuous_usage_stats)
 
 
 JsonSchema = dict[str, Any] | bool | str  # as text too, which vLLM takes

@@ -87,6 +87,23 @@ async def test_usage_exactly_when_asked(
         assert all(event["usage"] is None for event in stream[:-1])
 
 
+async def test_each_event_has_the_counts_so_far_when_asked(client: httpx.AsyncClient) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    stream = events(await client.post(CHAT, json=chat_body(stream=True, stream_options=options)))
+    counts = [event["usage"]["completion_tokens"] for event in stream]
+    assert counts == sorted(counts)
+    assert counts[-1] == counts[-2] == 2
+    assert {event["usage"]["prompt_tokens"] for event in stream} == {2}
+    assert stream[-1]["choices"] == []
+
+
+async def test_continuous_counts_alone_are_no_counts(client: httpx.AsyncClient) -> None:
+    """As vLLM: they are more of `include_usage`, and nothing without it."""
+    options = {"continuous_usage_stats": True}
+    stream = events(await client.post(CHAT, json=chat_body(stream=True, stream_options=options)))
+    assert not any("usage" in event for event in stream)
+
+
 async def test_eos_at_once(client: httpx.AsyncClient, gateway: FakeGateway) -> None:
     gateway.script = lambda request: words("")
     answer = (await client.post(CHAT, json=chat_body())).json()

@@ -62,6 +62,17 @@ async def test_stream(client: httpx.AsyncClient) -> None:
     assert [choice["finish_reason"] for choice in choices_of(stream)] == [None, "stop"]
     assert stream[-1]["choices"] == []
     assert stream[-1]["usage"]["completion_tokens"] == 2
+    assert all(event["usage"] is None for event in stream[:-1])
+
+
+async def test_each_event_has_the_counts_so_far_when_asked(client: httpx.AsyncClient) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = completion_body(stream=True, stream_options=options)
+    stream = events(await client.post(COMPLETIONS, json=body))
+    counts = [event["usage"]["completion_tokens"] for event in stream]
+    assert counts == sorted(counts)
+    assert counts[-1] == counts[-2] == 2
+    assert completion_text(stream) == "Hello world0"
 
 
 @pytest.mark.parametrize(
