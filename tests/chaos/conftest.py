@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-FULL = bool(os.environ.get("SHOAL_FULL"))
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what stands in this directory."""

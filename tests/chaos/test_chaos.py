@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 
 from tests.chaos import leftovers
-from tests.chaos.conftest import FULL
 from tests.chaos.faults import KINDS, Chaos
 from tests.chaos.fleet import Fleet, Shape, running_fleet
 from tests.chaos.load import Load
 from tests.chaos.report import Report
+from tests.full import FULL
 
 _STREAMS = 5000 if FULL else 200
 _FAULTS = 500 if FULL else 24

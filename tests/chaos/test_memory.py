@@ -6,12 +6,10 @@ import random
 from itertools import pairwise
 from statistics import median
 
-import pytest
-
 from tests.chaos import leftovers
-from tests.chaos.conftest import FULL
 from tests.chaos.fleet import Fleet, Shape, running_fleet
 from tests.chaos.load import Load
+from tests.full import in_full_only
 
 _WARM_REQUESTS = 1500  # until caches that have a size have it
 _REQUESTS = 10_000
@@ -29,7 +27,7 @@ _SHAPE = Shape(
 _ALLOWED_BYTES = 512 << 10
 
 
-@pytest.mark.skipif(not FULL, reason="SHOAL_FULL=1 runs it: ten thousand requests")
+@in_full_only
 async def test_memory_is_flat_over_ten_thousand_requests(seed: int, rng: random.Random) -> None:
     async with running_fleet(_SHAPE, rng) as fleet:
         await _send(fleet, rng, _WARM_REQUESTS)

@@ -17,9 +17,9 @@ import pytest
 
 from tests.chaos import leftovers
 from tests.chaos.client import Manner, ask
-from tests.chaos.conftest import FULL
 from tests.chaos.faults import KINDS, Chaos
 from tests.chaos.fleet import Fleet, Shape, running_fleet
+from tests.full import FULL
 
 torch = pytest.importorskip("torch")
 

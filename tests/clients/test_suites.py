@@ -7,7 +7,6 @@ which says what it did. Afterwards nothing of it may be left: each has cancelled
 from __future__ import annotations
 
 import json
-import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +15,7 @@ import openai
 import pytest
 
 from tests.clients.toolchains import NODE_MODULES, ROOT, need, run
+from tests.full import FULL
 from tests.integration.served import ServedFleet
 from tests.integration.test_fleet_life import assert_nothing_is_held
 
@@ -82,7 +82,7 @@ def command(suite: str) -> list[str]:
 
 @pytest.mark.parametrize("suite", STEPS)
 def test_a_suite(fleet: ServedFleet, suite: str) -> None:
-    if suite not in ALWAYS and not os.environ.get("SHOAL_FULL"):
+    if suite not in ALWAYS and not FULL:
         pytest.skip("SHOAL_FULL=1 runs it")
     program = command(suite)
     # litellm would look its table of prices up in the network.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from services.common.config import env_name, flag_name
 from services.fleet.download.__main__ import DownloadConfig
 from tests.deploy.charts import BACKENDS, EXAMPLES, Helm, Render, find_helm
 from tests.deploy.validation import CUSTOM_SCHEMAS, SchemaError, all_versions, schemas
+from tests.full import FULL
 
 OLDEST, IMAGE_VOLUMES = "1.29", "1.31"  # what the chart supports, and since when there are these
 
@@ -34,7 +34,7 @@ def _versions(render: Render) -> list[str]:
     oldest = IMAGE_VOLUMES if any("image" in volume for volume in volumes) else OLDEST
     versions = all_versions()
     versions = versions[versions.index(oldest) :]
-    return versions if os.environ.get("SHOAL_FULL") else [versions[0], versions[-1]]
+    return versions if FULL else [versions[0], versions[-1]]
 
 
 def test_both_helms_agree_on_it_and_every_kubernetes_takes_it(

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.full import FULL
 from tests.integration.served import ServedFleet
 
-FULL = bool(os.environ.get("SHOAL_FULL"))
 MAX_EXAMPLES = 300 if FULL else 12
 PHASES = "coverage,fuzzing" if FULL else "fuzzing"
 CONFIG = Path(__file__).with_name("schemathesis.toml")

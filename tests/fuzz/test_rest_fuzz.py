@@ -17,11 +17,12 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from tests.full import FULL
 from tests.fuzz.mutate import Fuzzer, Shot
 from tests.integration.served import ServedFleet
 from tests.integration.test_fleet_life import assert_nothing_is_held
 
-NUM_REQUESTS = 20_000 if os.environ.get("SHOAL_FULL") else 2_000
+NUM_REQUESTS = 20_000 if FULL else 2_000
 SEED = int(os.environ.get("SHOAL_FUZZ_SEED") or random.SystemRandom().randrange(1 << 32))
 AT_ONCE = 12
 PATIENCE = 120.0

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.full import in_full_only
 from tests.integration.served import ServedFleet, eventually
 from tests.integration.test_fleet_life import _send_raw, assert_nothing_is_held
 
@@ -115,5 +116,6 @@ def test_pages_are_free_in_time_with_steps_of_a_known_length(stepping_fleet: Ser
     _check(stepping_fleet, rounds=8, clients=15, step=_STEP_MS / 1000)
 
 
+@in_full_only
 def test_pages_are_free_in_time_with_the_real_model(fleet: ServedFleet) -> None:
     _check(fleet, rounds=6, clients=6, step=None)

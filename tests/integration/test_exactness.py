@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,11 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.full import FULL, in_full_only
 from tests.integration.served import ServedFleet
 
 torch = pytest.importorskip("torch")
 
-FULL = bool(os.environ.get("SHOAL_FULL"))
 MARGIN = 1e-3  # float32 logits
 NEW_TOKENS = 64
 
@@ -155,12 +154,15 @@ async def test_greedy_equals_transformers(
             together = await asyncio.gather(*(_complete(client, ids) for ids in prompt_ids))
             judge.check(label, list(together))
         await client.post("/flush_cache")
-        for label, stride in (("alone, cold", 1 if FULL else 3), ("alone, warm", 1 if FULL else 6)):
+        for label, stride in (
+            ("alone, cold", 1 if FULL else 6),
+            ("alone, warm", 1 if FULL else 12),
+        ):
             outputs = [await _complete(client, ids) for ids in prompt_ids[::stride]]
             judge.check(label, outputs, stride)
 
 
-@pytest.mark.skipif(not FULL, reason="SHOAL_FULL=1 runs it: four minutes")
+@in_full_only
 async def test_greedy_equals_generate(
     fleet: ServedFleet, prompt_ids: list[list[int]], model: Any
 ) -> None:

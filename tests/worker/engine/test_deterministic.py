@@ -16,6 +16,7 @@ from services.worker.core import Batch, Engine, PendingStep, SamplingParams
 from services.worker.engine import torch_engine
 from services.worker.scheduler.request import Commands, Submission
 from services.worker.scheduler.scheduler import Scheduler
+from tests.full import in_full_only
 from tests.worker.models.checkpoints import save_tiny
 
 _LENGTHS = (5, 70, 33, 150, 17, 64, 1)
@@ -158,7 +159,7 @@ def test_the_same_bits_however_a_request_is_served(engine: Engine) -> None:
     check(engine, _OUTPUTS)
 
 
-@pytest.mark.slow
+@in_full_only
 def test_the_embedded_model_gives_the_same_bits_however_it_is_served() -> None:
     engine = load("")
     try:

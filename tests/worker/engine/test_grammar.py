@@ -20,6 +20,7 @@ from services.worker.engine.sampler import Sampler
 from services.worker.grammar.vocabulary import load_vocabulary
 from services.worker.rank import make_scheduler
 from services.worker.scheduler.request import Commands, Submission
+from tests.full import FULL
 from tests.worker.grammar.grammars import (
     Case,
     choice_case,
@@ -31,7 +32,7 @@ from tests.worker.grammar.grammars import (
 from tests.worker.models.checkpoints import save_tiny
 
 VOCAB = 259
-NUM_RANDOM = 300 if os.environ.get("SHOAL_FULL") else 40
+NUM_RANDOM = 300 if FULL else 40
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from services.worker.config import WorkerConfig
 from services.worker.core import Engine
 from services.worker.engine import torch_engine
 from services.worker.engine.loading import open_source, read_model_config
+from tests.full import in_full_only
 from tests.worker.engine.driver import Driver, Request
 
 CAPITAL_OF_FRANCE = [
@@ -62,7 +63,7 @@ def test_tensors_equal_transformers(hf_model: Any) -> None:
         assert torch.equal(source.read(name, 0, 0, tensor.shape[0]), tensor), name
 
 
-@pytest.mark.slow
+@in_full_only  # tests/integration/test_exactness.py checks more
 def test_greedy_tokens_equal_transformers(hf_model: Any, engine: Engine) -> None:
     outputs = Driver(engine).generate([Request(prompt) for prompt in PROMPTS], 12)
     for prompt, output in zip(PROMPTS, outputs, strict=True):

@@ -11,6 +11,7 @@ import pytest
 
 from services.common.errors import InvalidRequest
 from services.worker.core import FinishReason, IntArray, SamplingParams, unpack_mask
+from tests.full import FULL
 from tests.worker.grammar.grammars import (
     EOS,
     Case,
@@ -22,7 +23,7 @@ from tests.worker.grammar.grammars import (
 )
 from tests.worker.scheduler.harness import Client, Harness, make_info
 
-NUM_RANDOM = 2000 if os.environ.get("SHOAL_FULL") else 150
+NUM_RANDOM = 2000 if FULL else 150
 
 PERSON = schema_case(
     {
