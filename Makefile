@@ -13,7 +13,7 @@ SETUP = PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" tools/setup.sh
 RUN_READY := .venv/.ready-run
 DEV_READY := .venv/.ready-dev
 
-.PHONY: help run chat test lint format protos baseline bench bench-engine chaos fleet-sim test-gpu bench-gpu check-cuda-build check-all clean
+.PHONY: help run chat test lint format protos web baseline bench bench-engine chaos fleet-sim test-gpu bench-gpu check-cuda-build check-all clean
 .DEFAULT_GOAL := help
 
 help: ## list the tasks
@@ -41,6 +41,9 @@ format: $(DEV_READY) ## rewrite the code in the one style
 
 protos: $(DEV_READY) ## generate the Python code of protos/*.proto
 	@tools/protos.sh
+
+web: ## bundle the page at / (needs npm); what it makes is committed
+	@cd services/gateway/web && npm ci --silent --no-audit --no-fund && node build.mjs
 
 baseline: $(DEV_READY) ## at a release only: promise the field numbers as they are now
 	@$(BIN)/buf build -o protos/baseline.binpb

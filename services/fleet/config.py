@@ -39,6 +39,7 @@ class FleetConfig:
     host: str = borrow(GatewayConfig, "host")
     port: int = borrow(GatewayConfig, "port")
     grpc_port: int = borrow(GatewayConfig, "grpc_port")
+    web: str = borrow(GatewayConfig, "web")
     hold_timeout: float = borrow(GatewayConfig, "hold_timeout", group="server")
     routing: str = borrow(GatewayConfig, "routing", group="server")
     max_worker_sessions: int = borrow(GatewayConfig, "max_worker_sessions", group="server")

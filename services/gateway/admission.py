@@ -76,9 +76,15 @@ class Admission:
     def num_waiting(self) -> int:
         return sum(len(queue.turns) for queue in self._queues.values())
 
-    async def enter(self, model: str, request: GenerationRequest) -> bool:
+    async def enter(
+        self,
+        model: str,
+        request: GenerationRequest,
+        on_wait: Callable[[], None] = lambda: None,
+    ) -> bool:
         """Returns when the request may go to a worker; whether it had to wait.
 
+        `on_wait` is called before it waits.
         Whoever is let go must submit without giving up control in between, so that the
         next one sees the worker's room without it. Raises Overloaded if the queue is
         full, Unavailable if the model's workers stay away.
@@ -97,6 +103,7 @@ class Admission:
         )
         if loser is not None:
             self._refuse(queue, loser)
+        on_wait()
         try:
             await turn
         except asyncio.CancelledError:

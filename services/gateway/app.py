@@ -110,7 +110,7 @@ async def _rest(
     listener = _listen(config)
     server = EmbeddedServer(
         uvicorn.Config(
-            http.build_app(core, config, registry, keys, core.tracing),
+            http.build_app(core, config, registry, keys, core.tracing, watched=core),
             http=partial(GuardedConnection, limits),  # type: ignore[arg-type]  # it only calls it
             ws="none",
             timeout_keep_alive=config.keep_alive_timeout,  # type: ignore[arg-type]  # seconds

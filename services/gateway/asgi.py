@@ -23,7 +23,8 @@ from services.gateway.openai.errors import error_response
 
 _REQUEST_ID = "x-request-id"
 _MAX_REQUEST_ID = 256
-_OPEN_PATHS = frozenset(("/livez", "/readyz", "/health"))  # for probes, which have no keys
+_OPEN_PATHS = frozenset(("/livez", "/readyz", "/health", "/"))  # for those who have no keys yet
+_OPEN_FILES = "/web/"  # what the page at / consists of: the same for everybody
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,7 @@ def _printable(text: str) -> str:
 
 
 class RequireKey:
-    """Middleware: turns away whoever has no key, but for probes.
+    """Middleware: turns away whoever has no key, but for probes and the page's own files.
 
     The name of the caller's key is left in the scope's state as `tenant`.
     """
@@ -168,7 +169,7 @@ class RequireKey:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
+        if scope["type"] == "http" and not _is_open(scope["path"]):
             try:
                 tenant = self._keys.identify(Headers(scope=scope))
             except Unauthenticated as error:
@@ -176,6 +177,10 @@ class RequireKey:
                 return
             scope.setdefault("state", {})["tenant"] = tenant
         await self._app(scope, receive, send)
+
+
+def _is_open(path: str) -> bool:
+    return path in _OPEN_PATHS or path.startswith(_OPEN_FILES)
 
 
 def with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:

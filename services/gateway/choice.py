@@ -24,6 +24,7 @@ from services.common.tracing import NO_TRACE, TraceContext
 from services.gateway.domain import Chunk, FinishReason, TextOptions, TokenLogprobs
 from services.gateway.peers.detokenizer import Decoder, TextStream
 from services.gateway.peers.worker import Finished, Submission, WorkerPeer
+from services.gateway.watch.journeys import Journey
 
 
 class Owner(Protocol):
@@ -70,6 +71,7 @@ class Choice:
         index: int,
         owner: Owner,
         stop_token_ids: Sequence[int],
+        journey: Journey,
         *,
         with_logprobs: bool,
         trace: TraceContext = NO_TRACE,
@@ -82,6 +84,7 @@ class Choice:
         self.finish_reason: FinishReason | None = None
         self.num_moves: Counter[str] = Counter()  # by kind of peer
         self._owner = owner
+        self._journey = journey
         self._trace = trace
         self._stop_token_ids = frozenset(stop_token_ids)
         self._logprobs: list[TokenLogprobs] | None = [] if with_logprobs else None  # unread
@@ -89,6 +92,7 @@ class Choice:
         self._submission: Submission | None = None
         self._accepted: asyncio.Future[None] | None = None
         self._started = False  # the worker that has it has begun to compute it
+        self._awaits_token = False  # of that worker none has come yet
         self._finished: Finished | None = None
         self._text: TextStream | None = None
         self._num_fed = 0  # ids that are for the detokenizer: all but a stop token
@@ -108,8 +112,9 @@ class Choice:
         raises PeerLost if the session is gone.
         """
         self._accepted = asyncio.get_running_loop().create_future()
-        self._started = False
+        self._started, self._awaits_token = False, True
         self._submission = worker.submit(submit, self)
+        self._journey.mark("submitted", self.index, address=worker.address)
         return self._accepted
 
     def leave_worker(self) -> None:
@@ -170,11 +175,13 @@ class Choice:
     # -- what the worker's session calls
 
     def on_accepted(self) -> None:
+        self._journey.mark("accepted", self.index)
         if self._accepted is not None and not self._accepted.done():
             self._accepted.set_result(None)
 
     def on_started(self, cached_tokens: int) -> None:
         self._started = True
+        self._journey.mark("started", self.index, tokens=cached_tokens)
         if not self.ids:  # later it is a resume, whose hits are of the client's own making
             self.cached_tokens = cached_tokens
 
@@ -186,6 +193,9 @@ class Choice:
             self._owner.on_worker_lost(self, error)
         else:
             self._owner.on_failed(error)
+
+    def on_prefilled(self, num_tokens: int) -> None:
+        self._journey.mark("prefilled", self.index, tokens=num_tokens)
 
     def on_prompt_logprobs(self, logprobs: Sequence[TokenLogprobs]) -> None:
         self._owner.on_prompt_logprobs(logprobs)
@@ -199,6 +209,9 @@ class Choice:
         if finished is not None and finished.reason == "abort":
             self.on_rejected(Unavailable("the worker gave the request up"))
             return
+        if self._awaits_token:
+            self._awaits_token = False
+            self._journey.mark("first_token", self.index)
         if self.fingerprint is None and self._submission is not None:
             self.fingerprint = self._submission.peer.fingerprint
         self.ids.extend(token_ids)
@@ -252,6 +265,7 @@ class Choice:
 
     def on_text_end(self, stop: str | None, ids_consumed: int) -> None:
         self._text = None
+        self._journey.mark("last_text", self.index)
         if stop is not None:
             self._cut_at_stop(stop, ids_consumed)
         elif self._finished is not None:
@@ -279,6 +293,7 @@ class Choice:
     def _end_ids(self, finished: Finished) -> None:
         self._submission = None
         self._finished = finished
+        self._journey.mark("last_token", self.index, tokens=len(self.ids))
         if self._text is not None:
             self._text.end()
 

@@ -39,6 +39,9 @@ class GatewayConfig:
         " at --admin-address alone",
         group=_SERVER,
     )
+    web: Literal["on", "off"] = option(
+        "on", "serve the web page (chat, fleet and requests) at /", group=_SERVER
+    )
     drain_timeout: float = option(
         30.0, "seconds that open streams get after SIGTERM", group=_SERVER
     )

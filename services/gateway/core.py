@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
@@ -39,6 +40,9 @@ from services.gateway.placement import PATIENCE_SECONDS
 from services.gateway.prefix_index import PrefixIndex
 from services.gateway.retry_budget import RetryBudget
 from services.gateway.router import make_policy
+from services.gateway.watch.feed import Feed
+from services.gateway.watch.journeys import Journeys
+from services.gateway.watch.recent import Recent
 
 
 class Core:
@@ -54,6 +58,10 @@ class Core:
     ) -> None:
         self.tracing = tracing or NoTracing()
         self.metrics = Metrics(registry)
+        self.name = gateway_name(config)
+        self.started = time.monotonic()
+        self.recent = Recent()
+        self.journeys = Journeys(time.monotonic)  # finer than the loop's
         index = PrefixIndex()
         self.fleet = PeerFleet(
             Sources(
@@ -81,7 +89,7 @@ class Core:
         self.max_moves = config.max_resumes
         self.hold_timeout = config.hold_timeout
         self.max_buffer_bytes = config.max_buffer_bytes
-        self._max_requests = config.max_requests
+        self.max_requests = config.max_requests
         self._tool_call_parser = config.tool_call_parser
         self._reasoning_parser = config.reasoning_parser
         self._generations: set[LiveGeneration] = set()
@@ -89,6 +97,7 @@ class Core:
         self._idle = asyncio.Event()
         self._idle.set()
         self._token_bytes: dict[str, dict[int, bytes]] = {}  # by model; at most a vocabulary
+        self.feed = Feed(self)
 
     async def run(self) -> None:
         """Keeps the sessions to all peers until cancelled."""
@@ -101,9 +110,9 @@ class Core:
 
     def admit(self, generation: LiveGeneration) -> None:
         self._refuse_when_draining()
-        if len(self._generations) >= self._max_requests:
+        if len(self._generations) >= self.max_requests:
             raise Overloaded(
-                f"{self._max_requests} requests are in flight already",
+                f"{self.max_requests} requests are in flight already",
                 retry_after=self._retry_after(generation.request),
             )
         self._generations.add(generation)
@@ -200,7 +209,8 @@ class Core:
     async def drain(self, timeout: float) -> None:
         """Takes no new work, and returns when the open requests have ended.
 
-        After `timeout` seconds those that are left end with an error.
+        After `timeout` seconds those that are left end with an error. Whoever watches is
+        shown the end of it.
         """
         self._draining = True
         self.fleet.announce_change()
@@ -209,6 +219,7 @@ class Core:
                 await self._idle.wait()
         except TimeoutError:
             self.fail_all(Unavailable("this gateway is shutting down"))
+        self.feed.close()
 
     def fail_all(self, error: ShoalError) -> None:
         """Ends every open request with an error."""
@@ -228,5 +239,9 @@ def make_subset(config: GatewayConfig) -> Subset | None:
     """Which of the workers this gateway keeps sessions to; None: all."""
     if not config.max_worker_sessions:
         return None
-    name = config.gateway_id or f"{socket.gethostname()}-{os.getpid()}"
-    return Subset(name, config.max_worker_sessions)
+    return Subset(gateway_name(config), config.max_worker_sessions)
+
+
+def gateway_name(config: GatewayConfig) -> str:
+    """What tells this gateway from others."""
+    return config.gateway_id or f"{socket.gethostname()}-{os.getpid()}"

@@ -49,6 +49,7 @@ async def start(host: Host, request: GenerationRequest) -> LiveGeneration:
     finally:
         if generation.span is None:
             span.end(failure)
+            generation.tell_refused(failure)
     return generation
 
 

@@ -47,6 +47,8 @@ from services.gateway.openai.generate import parse_generate
 from services.gateway.openai.responses.request import parse_response
 from services.gateway.spans import TraceCalls
 from services.gateway.sse import KEEPALIVE_SECONDS
+from services.gateway.watch.routes import Watched, watch_routes
+from services.gateway.web.routes import page_routes
 
 
 def build_app(
@@ -57,10 +59,15 @@ def build_app(
     tracing: Tracing | None = None,
     *,
     keepalive: float = KEEPALIVE_SECONDS,
+    watched: Watched | None = None,
 ) -> ASGIApp:
-    """The application; `keepalive` is how long a stream may be silent, in seconds."""
+    """The application; `keepalive` is how long a stream may be silent, in seconds, and
+    `watched` what `/fleet` shows: without it there is none."""
+    routes = build_routes(gateway, config, registry, keepalive, watched)
+    if config.web == "on":
+        routes += page_routes()
     app = Starlette(
-        routes=build_routes(gateway, config, registry, keepalive),
+        routes=routes,
         exception_handlers={
             ShoalError: _on_shoal_error,
             HTTPException: _on_http_error,
@@ -78,9 +85,13 @@ def build_app(
 
 
 def build_routes(
-    gateway: Gateway, config: GatewayConfig, registry: CollectorRegistry, keepalive: float
+    gateway: Gateway,
+    config: GatewayConfig,
+    registry: CollectorRegistry,
+    keepalive: float,
+    watched: Watched | None = None,
 ) -> list[Route]:
-    """Every route; `services.gateway.docs.operations` describes them."""
+    """Every route of the API; `services.gateway.docs.operations` describes them."""
     limits = BodyLimits(config.max_body_bytes, config.max_json_depth)
 
     def generating(path: str, parse: Parse) -> Route:
@@ -99,6 +110,7 @@ def build_routes(
         generating("/generate", parse_generate),
         *_model_routes(gateway, limits),
         *_operator_routes(gateway, config, registry),
+        *([] if watched is None else watch_routes(watched, limits, keepalive)),
         *docs_routes(),
     ]
 

@@ -30,6 +30,7 @@ from services.gateway.domain import (
 )
 from services.gateway.peers.fleet import Model
 from services.gateway.placement import Placement
+from services.gateway.watch.journeys import Journeys
 
 
 class Host(placement.Host, Protocol):
@@ -39,6 +40,8 @@ class Host(placement.Host, Protocol):
     def max_buffer_bytes(self) -> int: ...
     @property
     def tracing(self) -> Tracing: ...
+    @property
+    def journeys(self) -> Journeys: ...
     def admit(self, generation: LiveGeneration) -> None:
         """Counts it in. Raises Overloaded or Unavailable."""
         ...
@@ -64,6 +67,7 @@ class LiveGeneration:
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._arrived = self._loop.time()
+        self.journey = host.journeys.begin(request)
         self._deadline = None if request.timeout is None else self._arrived + request.timeout
         self._timer: asyncio.TimerHandle | None = None
         self._scope: asyncio.Timeout | None = None  # around the time before acceptance
@@ -98,14 +102,18 @@ class LiveGeneration:
         self.prompt_token_ids = prompt_ids
         self._max_tokens = max_tokens
         self._placement = Placement(
-            self._host, self.request, model, prompt_ids, max_tokens, self._deadline
+            self._host, self.request, model, prompt_ids, max_tokens, self._deadline, self.journey
         )
+        self.journey.model = model.name
+        self.journey.mark("encoded", tokens=len(prompt_ids))
+        self.journey.count_with(lambda: self.usage)
         sampling = self.request.sampling
         self._choices = [
             Choice(
                 index,
                 self,
                 sampling.stop_token_ids,
+                self.journey,
                 with_logprobs=sampling.logprobs is not None,
                 trace=self.request.trace,
             )
@@ -116,6 +124,8 @@ class LiveGeneration:
         except ShoalError as error:
             self._name_field(error)
             raise
+        self.journey.served = True
+        self._host.recent.count_prompt(self._loop.time(), len(prompt_ids))
         if self._deadline is not None:
             self._timer = self._loop.call_at(
                 self._deadline, self.fail, DeadlineExceeded("the request's deadline passed")
@@ -151,8 +161,11 @@ class LiveGeneration:
         now, last = self._loop.time(), self._last_chunk_at
         if last is None:
             self._host.metrics.observe_first_chunk(num_tokens, now - self._arrived)
+            self._host.recent.observe_first_chunk(now, num_tokens, now - self._arrived)
+            self.journey.mark_first_text()
         else:
             self._host.metrics.observe_chunk(num_tokens, now - last)
+            self._host.recent.observe_chunk(now, num_tokens, now - last)
         self._last_chunk_at = now
 
     def send_text_to(self, write: TextWriter) -> None:
@@ -268,23 +281,34 @@ class LiveGeneration:
         self._news.clear()
         self._wake()
         self._host.metrics.observe_request(self._loop.time() - self._arrived)
-        self._end_span()
+        self._tell_end()
         self._host.release(self)
 
     async def aclose(self) -> None:
         self.close()
 
-    def _end_span(self) -> None:
-        """Says how the request ended, to its trace and, where that is shown, to the log."""
+    def _tell_end(self) -> None:
+        """Says how the request ended, to its journey and its trace and, where that is shown, to
+        the log. One that was never accepted is for `generate.start` to tell of."""
         reasons = [choice.finish_reason for choice in self._choices if choice.finish_reason]
         error = self._error.code.name.lower() if self._error else ""
         if not error and len(reasons) < len(self._choices):
             error = "cancelled"
         if self.span is not None:
             spans.finish(self.span, self.usage, reasons, error)
+            self.journey.end(error or reasons[-1])
+            cancelled = error == "cancelled"
+            failed = bool(error) and not cancelled
+            self._host.recent.count_end(self._loop.time(), failed=failed, cancelled=cancelled)
         if log.isEnabledFor(logging.DEBUG):
             extra = {"tokens": self.usage.completion_tokens, "outcome": error or "finished"}
             log.debug("a request ended", extra={"request_id": self.request.request_id, **extra})
+
+    def tell_refused(self, outcome: str) -> None:
+        """Says why no worker accepted it: an error's code in lower case, or cancelled."""
+        self.journey.end(outcome)
+        cancelled = outcome == "cancelled"
+        self._host.recent.count_end(self._loop.time(), failed=not cancelled, cancelled=cancelled)
 
     def _let_go(self) -> None:
         """Leaves nothing of the request at any peer."""

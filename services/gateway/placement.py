@@ -12,6 +12,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 from protos import worker_pb2
@@ -31,11 +32,18 @@ from services.gateway.metrics import Metrics
 from services.gateway.peers.fleet import Model, PeerFleet
 from services.gateway.peers.worker import WorkerPeer
 from services.gateway.retry_budget import RetryBudget
+from services.gateway.watch.journeys import Journey
+from services.gateway.watch.recent import Recent
+from services.gateway.watch.shapes import EventKind
 
 log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 30.0  # for another instance, when the request has no deadline
 _MAX_PAUSE_SECONDS = 1.0  # before a resume knocks again at workers that refused it
+
+
+_LOST: dict[str, EventKind] = {"worker": "worker_lost", "detokenizer": "decoder_lost"}
+_LEFT: dict[str, EventKind] = {"worker": "worker_left", "detokenizer": "decoder_left"}
 
 
 class Host(Protocol):
@@ -49,6 +57,8 @@ class Host(Protocol):
     def admission(self) -> Admission: ...
     @property
     def retries(self) -> RetryBudget: ...
+    @property
+    def recent(self) -> Recent: ...
     @property
     def max_moves(self) -> int:
         """Times a choice may move to another instance."""
@@ -74,8 +84,10 @@ class Placement:
         prompt_ids: Sequence[int],
         max_tokens: int,
         deadline: float | None,
+        journey: Journey,
     ) -> None:
         self._host = host
+        self._journey = journey
         self._request = request
         self._model = model
         self._prompt_ids = prompt_ids
@@ -92,8 +104,11 @@ class Placement:
         """
         hold = self._host.hold_timeout
         self._host.retries.deposit()
-        taken_in = await self._host.admission.enter(self._model.name, self._request)
+        taken_in = await self._host.admission.enter(
+            self._model.name, self._request, partial(self._journey.mark, "queued")
+        )
         if taken_in:
+            self._journey.mark("admitted")
             hold = max(hold, self._patience())  # from here on it waits like a resume
         worker = await self._pick_worker(choices[0], set(), hold)
         decoder = await self._host.fleet.pick_decoder(self._model, hold)
@@ -199,6 +214,7 @@ class Placement:
         promised: bool,
     ) -> None:
         """Notes a refusal, so that another worker is asked if there is one."""
+        self._journey.mark("refused", choice.index, address=worker.address, detail=error.message)
         if not promised:
             self._spend_retry(error)
         if self._has_other(choice, refused, worker):
@@ -248,6 +264,8 @@ class Placement:
             extra={"request_id": self._request.request_id, "peer": kind, "reason": error.message},
         )
         if isinstance(error, HandedBack):
+            self._host.recent.count_resume(self._loop.time())
+            self._journey.mark(_LEFT[kind], choice.index, detail=error.message)
             self._host.metrics.count_handoff(kind)
             return
         if choice.num_moves[kind] >= self._host.max_moves:
@@ -256,6 +274,8 @@ class Placement:
                 f" {choice.num_moves[kind]} times already",
                 retry_after=1.0,
             )
+        self._host.recent.count_resume(self._loop.time())
+        self._journey.mark(_LOST[kind], choice.index, detail=error.message)
         choice.num_moves[kind] += 1
         self._host.metrics.count_move(kind)
 

@@ -54,6 +54,11 @@ def json_event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
+def named_event(name: str, data: bytes) -> bytes:
+    """An event with a name, that carries one line of JSON."""
+    return b"event: " + name.encode() + b"\ndata: " + _one_line(data) + b"\n\n"
+
+
 def text_event(text: str) -> bytes:
     """An event that carries plain text: a `data:` line for each of its lines."""
     lines = "".join(f"data: {line}\n" for line in _LINE_END.split(text))

@@ -169,6 +169,8 @@ _TEXT = {"type": "string"}
 def _content(operation: Operation) -> dict[str, Any]:
     """The media types of a success."""
     content: dict[str, Any] = {}
+    if operation.path == "/fleet/events":  # is never anything but a stream
+        return {"text/event-stream": {}}
     if operation.answer is None:
         content["text/html" if operation.path == "/docs" else TEXT] = {"schema": _TEXT}
     elif operation.answer is dict:

@@ -11,6 +11,7 @@ from typing import Literal
 from services.gateway.docs import answers
 from services.gateway.openai import schema
 from services.gateway.openai.responses.schema import ResponsesBody
+from services.gateway.watch import shapes
 
 Kind = Literal["generation", "model", "operator", "probe"]
 TEXT = "text/plain"
@@ -104,6 +105,31 @@ OPERATIONS = (
               answer=answers.ServerInfo),
     Operation("post", "/flush_cache", "Drop the workers' unused prefixes", "operator",
               answer=answers.Flushed),
+    Operation("get", "/fleet", "Show every instance, and this gateway's figures", "operator",
+              answer=shapes.FleetSnapshot),
+    Operation("get", "/fleet/history", "Show this gateway's last three minutes", "operator",
+              answer=shapes.FleetHistory),
+    Operation(
+        "get",
+        "/fleet/events",
+        "Follow the fleet and its engines' steps",
+        "operator",
+        answer=shapes.FleetSnapshot,
+        event=shapes.WorkerSteps,
+        description="A stream that does not end: `fleet` events with a snapshot, about one a"
+        " second, and `steps` events with what workers have computed since.",
+    ),
+    Operation(
+        "get",
+        "/fleet/requests",
+        "List the last requests of this gateway",
+        "model",
+        answer=shapes.RequestList,
+        description="Newest first; `limit` is how many (1 to 500, by default 100), and"
+        " `request_id` keeps those of that name alone.",
+    ),
+    Operation("get", "/fleet/requests/{id}", "Show one request's journey", "model",
+              answer=shapes.RequestJourney),
     Operation("get", "/livez", "Whether the process lives", "probe"),
     Operation("get", "/readyz", "Whether requests can be served", "probe"),
     Operation("get", "/health", "The same as /readyz", "probe"),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from protos import tokenizer_pb2
+from protos import tokenizer_pb2, worker_pb2
 from services.common.errors import InvalidRequest, ModelNotFound, PeerLost, Unavailable
 from services.common.tls import NO_TLS, TlsFiles
 from services.gateway.discovery import AddressSource
@@ -89,6 +89,7 @@ class PeerFleet:
         self.num_breaker_openings = 0  # also of workers that have gone since
         self.on_change: Callable[[], None] = lambda: None  # peers came, went or drain
         self.on_load: Callable[[WorkerPeer], None] = lambda worker: None  # a worker told its load
+        self.on_steps: Callable[[WorkerPeer, Sequence[worker_pb2.EngineStep]], None] = _ignore
         self._policy = policy
         self._index = index
         self._changed = asyncio.Event()
@@ -109,6 +110,11 @@ class PeerFleet:
         self._changed.set()
         self._changed.clear()
         self.on_change()
+
+    @property
+    def num_changes(self) -> int:
+        """How many changes there have been."""
+        return self._num_changes
 
     async def change(self, since: int) -> int:
         """Waits until there have been more than `since` changes; returns how many."""
@@ -314,10 +320,14 @@ class PeerFleet:
         worker = WorkerPeer(address, times, self.announce_change, self._index)
         worker.on_load = self._tell_load
         worker.on_breaker_open = self._count_opening
+        worker.on_steps = self._tell_steps
         return worker
 
     def _count_opening(self) -> None:
         self.num_breaker_openings += 1
+
+    def _tell_steps(self, worker: WorkerPeer, steps: Sequence[worker_pb2.EngineStep]) -> None:
+        self.on_steps(worker, steps)
 
     def _tell_load(self, worker: WorkerPeer) -> None:
         self.on_load(worker)
@@ -364,6 +374,10 @@ async def repeat_when_lost(
             on_repeat()
             patience = REPEAT_PATIENCE_SECONDS
     return await attempt(patience)
+
+
+def _ignore(worker: WorkerPeer, steps: Sequence[worker_pb2.EngineStep]) -> None:
+    pass
 
 
 def _same_model(tokenizer: str, model: str) -> bool:

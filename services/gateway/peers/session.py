@@ -14,7 +14,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar, cast
+from typing import ClassVar, Generic, Literal, TypeVar, cast
 
 import grpc
 import grpc.aio
@@ -84,6 +84,10 @@ class Peer(ABC, Generic[Q, A, H]):
         self._connected = False
         self._draining = False
         self._was_ready = False
+        self._was_seen = False
+        self.absence: Literal["starting", "dead"] = "starting"  # what it is while not connected
+        self.why_absent = ""
+        self.since = asyncio.get_running_loop().time()  # when it came to be as it is now
         self.tls = NO_TLS  # how the address is reached
         self.on_idle: Callable[[], None] = lambda: None  # after the last open handle has gone
         self._last_heard = 0.0
@@ -97,6 +101,16 @@ class Peer(ABC, Generic[Q, A, H]):
     def connected(self) -> bool:
         """The session stands and the peer has said what it is."""
         return self._connected
+
+    @property
+    def draining(self) -> bool:
+        """The peer finishes what it has and takes no new work."""
+        return self._draining
+
+    @property
+    def heard(self) -> float | None:
+        """When anything came from it last, in the loop's time; None while not connected."""
+        return self._last_heard if self._connected else None
 
     @property
     def outstanding(self) -> int:
@@ -185,6 +199,7 @@ class Peer(ABC, Generic[Q, A, H]):
         # A task that counts as cancelled heard the peer's CANCELLED: an end like any other.
         ended = [task for task in done if not task.cancelled()]
         failures = [failure for task in ended if (failure := task.exception()) is not None]
+        self._note_absence(failures)
         for failure in failures:
             if isinstance(failure, PeerLost):
                 return failure
@@ -196,9 +211,22 @@ class Peer(ABC, Generic[Q, A, H]):
                 log.error("fault in the session to %s", self._name, exc_info=failure)
         return PeerLost(f"{self._name} ended the session")
 
+    def _note_absence(self, failures: list[BaseException]) -> None:
+        """One that answers, but not with a session, is starting; so is one never seen yet."""
+        answers = any(
+            isinstance(failure, grpc.aio.AioRpcError) and "shoal-error-code" in _trailers(failure)
+            for failure in failures
+        )
+        absence: Literal["starting", "dead"] = "dead"
+        if not self._was_seen or (answers and not self._was_ready):
+            absence = "starting"
+        if self._connected or absence != self.absence:
+            self.absence, self.since = absence, asyncio.get_running_loop().time()
+
     def _lose(self, error: PeerLost) -> None:
         """Forgets the session and tells every open handle."""
         self._on_lost()
+        self.why_absent = error.message
         handlers, self._handlers = self._handlers, {}
         was_connected, self._connected = self._connected, False
         self._draining = False
@@ -213,7 +241,8 @@ class Peer(ABC, Generic[Q, A, H]):
 
     def _greet(self) -> None:
         """The peer has said what it is: work may start."""
-        self._connected = self._was_ready = True
+        self._connected = self._was_ready = self._was_seen = True
+        self.since = asyncio.get_running_loop().time()
         log.info("connected to a peer", extra={"peer": self._name})
         self._changed()
 
@@ -221,6 +250,7 @@ class Peer(ABC, Generic[Q, A, H]):
         """The peer takes no new work for the rest of this session."""
         if not self._draining:
             self._draining = True
+            self.since = asyncio.get_running_loop().time()
             self._changed()
 
     def _add(self, handler: H) -> int:
@@ -301,7 +331,7 @@ class Peer(ABC, Generic[Q, A, H]):
 
 def error_from_rpc(error: grpc.aio.AioRpcError) -> ShoalError:
     """The error that a unary call of a Shoal service ended with."""
-    trailers = dict(cast(Iterable[tuple[str, str]], error.trailing_metadata() or ()))
+    trailers = _trailers(error)
     kind = trailers.get("shoal-error-code")
     message = error.details() or error.code().name
     seconds = trailers.get("retry-after", "")
@@ -313,3 +343,7 @@ def error_from_rpc(error: grpc.aio.AioRpcError) -> ShoalError:
             param = trailers.get("shoal-error-param")
             return error_class(code)(message, param=param, retry_after=retry_after)
     return InternalError(message)
+
+
+def _trailers(error: grpc.aio.AioRpcError) -> dict[str, str]:
+    return dict(cast(Iterable[tuple[str, str]], error.trailing_metadata() or ()))

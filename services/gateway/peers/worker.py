@@ -21,6 +21,7 @@ from services.common.errors import InternalError, PeerLost, ShoalError, Unavaila
 from services.gateway.domain import FinishReason, TokenLogprobs
 from services.gateway.peers.breaker import Breaker, State
 from services.gateway.peers.session import Peer, SessionTimes
+from services.gateway.peers.speed import Speed
 from services.gateway.prefix_index import PrefixIndex
 
 Request = worker_pb2.WorkerSessionRequest
@@ -56,6 +57,10 @@ class TokenSink(Protocol):
 
     def on_started(self, cached_tokens: int) -> None:
         """Its prompt is being computed; that many of the tokens were cached."""
+        ...
+
+    def on_prefilled(self, num_tokens: int) -> None:
+        """A part of its prompt has been computed, up to there from the start."""
         ...
 
     def on_prompt_logprobs(self, logprobs: Sequence[TokenLogprobs]) -> None: ...
@@ -113,6 +118,9 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
         self.breaker = Breaker()
         self.on_load: Callable[[WorkerPeer], None] = lambda peer: None  # after a load was told
         self.on_breaker_open: Callable[[], None] = lambda: None
+        self.on_steps: Callable[[WorkerPeer, Sequence[worker_pb2.EngineStep]], None] = _ignore
+        self.speed = Speed()
+        self._watched = False  # this session was asked for the engine's steps
         self._index = index
         self._num_reported = 0  # running or waiting, as reported
         self._unreported = 0  # submitted since the worker last reported its load
@@ -175,6 +183,13 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
             self.outbox.pending.aborts.append(handle)
             self.outbox.notify()
 
+    def watch_steps(self, *, on: bool) -> None:
+        """Asks for every engine step (`on_steps`), or for none, if that is news here."""
+        if self._connected and on != self._watched:
+            self._watched = on
+            self.outbox.pending.watch_steps = on
+            self.outbox.notify()
+
     async def flush_cache(self) -> None:
         """Drops the worker's unused prefixes. Raises ShoalError."""
         stub = worker_pb2_grpc.WorkerStub(self.channel())
@@ -189,6 +204,8 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
             self._introduce(frame.info)
         if frame.HasField("step"):
             self._on_step(frame.step)
+        if frame.steps:
+            self.on_steps(self, frame.steps)
         if drain_begins:
             for sink in list(self._handlers.values()):
                 sink.on_worker_draining()
@@ -196,6 +213,7 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
     def _introduce(self, info: worker_pb2.WorkerInfo) -> None:
         if self.info is None or info.epoch != self.info.epoch:
             self._index.forget(self.address)  # another engine, whose cache is cold
+            self.speed = Speed()
         self.info = info
         self.model, self.fingerprint = info.model, info.fingerprint
         self.breaker.reconnect(self._clock())
@@ -212,6 +230,9 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
         for started in step.started:
             if sink := self._handlers.get(started.handle):
                 sink.on_started(started.cached_tokens)
+        for part in step.prefilled:
+            if sink := self._handlers.get(part.handle):
+                sink.on_prefilled(part.num_tokens)
         logprobs = self._take_logprobs(step)
         finished = {row.handle: row for row in step.finished}
         for handle, token_ids in _rows(step).items():
@@ -228,6 +249,7 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
 
     def _take_load(self, load: worker_pb2.Load) -> None:
         self.reported = load
+        self.speed.observe(self._last_heard, load)
         self._num_reported = load.num_running + load.num_waiting
         self._unreported = 0
         if load.has_digest:
@@ -272,6 +294,7 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
             self._fail()
         elif not self.breaker.closed:
             self.breaker.succeed()
+            self.since = self._clock()
             self._changed()
         else:
             self.breaker.succeed()
@@ -283,6 +306,7 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
             self.on_breaker_open()
             self._announce_next_chance()
         if was_ready and not self.ready:
+            self.since = self._clock()
             log.warning("a worker's circuit breaker opened", extra={"peer": self._name})
             self._changed()
 
@@ -311,6 +335,7 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
             self._fail()  # once, however many it took with it
         self._unproven.clear()
         self._unreported = 0
+        self._watched = False
 
     def _on_released(self) -> None:
         self._index.forget(self.address)
@@ -328,6 +353,10 @@ async def flush_all(peers: Sequence[WorkerPeer]) -> None:
     for result in results:
         if isinstance(result, BaseException):
             raise result
+
+
+def _ignore(worker: WorkerPeer, steps: Sequence[worker_pb2.EngineStep]) -> None:
+    pass
 
 
 def _rows(step: worker_pb2.StepFrame) -> dict[int, list[int]]:

@@ -184,7 +184,7 @@ class JourneyEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     refused      that worker did not take it: `detail`
     started      its prompt is being computed; `tokens` of it were cached
     prefilled    a part of its prompt is done: `tokens` from the start
-    first_token  its first token came back from the worker
+    first_token  its first token came back from the worker, after a move that of the new one
     first_text   its first text was handed to the client
     worker_lost, decoder_lost  the instance was lost, or failed: `detail`; it goes on at another
     worker_left, decoder_left  the instance is going away in order; it goes on at another

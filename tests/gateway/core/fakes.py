@@ -156,6 +156,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.aborts: list[int] = []
         self.running: dict[int, Running] = {}
         self.flushes = 0
+        self.watched: list[bool] = []  # what gateways asked for, of the engine's steps
         self._session: Link | None = None
 
     async def Session(  # type: ignore[override]
@@ -198,6 +199,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         return worker_pb2.FlushCacheResponse(num_pages=1)
 
     def _on_request(self, request: worker_pb2.WorkerSessionRequest) -> None:
+        if request.HasField("watch_steps"):
+            self.watched.append(request.watch_steps)
         for submit in request.submits:
             self.submits.append(submit)
             if self.reject_with is not None:

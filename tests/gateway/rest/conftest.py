@@ -31,7 +31,7 @@ def config() -> GatewayConfig:
     return GatewayConfig(max_body_bytes=100_000)
 
 
-class _Server(EmbeddedServer):
+class Server(EmbeddedServer):
     """Tells when it listens and stops when told, where uvicorn would poll."""
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -57,7 +57,7 @@ async def address(
     registry = CollectorRegistry()
     Counter("fake_things", "A metric to be found.", registry=registry)
     app = build_app(gateway, config, registry, keepalive=KEEPALIVE)
-    server = _Server(
+    server = Server(
         uvicorn.Config(
             app,
             host="127.0.0.1",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import openapi_spec_validator
@@ -16,6 +17,7 @@ from services.gateway.config import GatewayConfig
 from services.gateway.docs.openapi import openapi_document
 from services.gateway.domain import Dialect
 from services.gateway.http import build_routes
+from services.gateway.watch.routes import Watched
 from tests.gateway.rest.fake import MODEL, FakeGateway
 from tests.gateway.rest.helpers import CHAT, COMPLETIONS, chat_body, completion_body, events
 from tests.gateway.rest.test_responses import RESPONSES, typed_events
@@ -39,7 +41,8 @@ async def test_served_and_valid(client: httpx.AsyncClient) -> None:
 
 
 def test_every_route_is_described_and_every_description_routed(gateway: FakeGateway) -> None:
-    routes = build_routes(gateway, GatewayConfig(), CollectorRegistry(), 1.0)
+    watched = cast(Watched, SimpleNamespace(feed=None))  # whose routes alone are asked for
+    routes = build_routes(gateway, GatewayConfig(), CollectorRegistry(), 1.0, watched)
     served = {
         (route.path.replace(":path", ""), method.lower())
         for route in routes

@@ -53,7 +53,7 @@ async def test_probes_need_no_key(guarded: httpx.AsyncClient, path: str) -> None
         ("GET", "/metrics"),
         ("GET", "/nothing"),
         ("GET", "/livez/"),
-        ("GET", "//livez"),
+        ("GET", "http://gateway//livez"),
         ("POST", "/health/../v1/chat/completions"),
     ],
 )
