@@ -73,8 +73,8 @@ async def fire(client: httpx.AsyncClient, shots: Iterator[Shot], counts: Counter
         )
         try:
             response = await client.post(shot.path, content=shot.body, headers=shot.headers)
-        except httpx.TimeoutException:
-            pytest.fail(f"no answer within {PATIENCE:g} s\nfor {sent}")
+        except httpx.TransportError as error:
+            pytest.fail(f"no answer within {PATIENCE:g} s: {error!r}\nfor {sent}")
         fault = verdict(shot, response)
         assert fault is None, f"{fault}: {response.status_code} {response.text[:500]!r}\nfor {sent}"
         counts[str(response.status_code)] += 1
