@@ -59,6 +59,11 @@ class BodyWriter:
         return True
 
 
+# How long a client that was refused in the middle of its request is still listened to. Closed at
+# once, its next packet would be answered by a reset, and most clients then lose the answer.
+_LINGER_SECONDS = 2.0
+
+
 class _HeadersTooLarge(Exception):
     """Stops the parser."""
 
@@ -78,11 +83,13 @@ class GuardedConnection(HttpToolsProtocol):
         self._in_headers = True
         self._header_bytes = 0
         self._too_large = False
+        self._refused = False  # what still comes is not looked at
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self._limits.max_connections:
             self._refuse(503, "too many connections", "overloaded")
+            self.transport.close()  # it is to take no place
             return
         self._start_timer()
 
@@ -91,6 +98,8 @@ class GuardedConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
         self._heard = True
         if self.cycle is None or self.cycle.response_complete:
             self._start_timer()
@@ -154,10 +163,11 @@ class GuardedConnection(HttpToolsProtocol):
         self._refuse(431, f"the headers are larger than {limit} bytes", "headers_too_large")
 
     def _refuse(self, status: int, message: str, code: str) -> None:
-        """Answers in OpenAI's words and hangs up."""
+        """Answers in OpenAI's words and hangs up, the client's half of the connection last."""
         self._stop_timer()
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._refused:
             return
+        self._refused = True
         kind = "invalid_request_error" if status < 500 else "service_unavailable_error"
         error = {"message": message, "type": kind, "param": None, "code": code}
         body = msgspec.json.encode({"error": error})
@@ -168,4 +178,11 @@ class GuardedConnection(HttpToolsProtocol):
             + b"content-length: %d\r\n\r\n" % len(body)
             + body
         )
-        self.transport.close()
+        if self.cycle is not None:  # to the application the client has left
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self._timer = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
+        else:  # TLS has no half of a connection
+            self.transport.close()

@@ -131,6 +131,32 @@ async def test_headers_have_a_limit(address: Address, where: str) -> None:
     assert _code(answer) == "headers_too_large"
 
 
+@pytest.mark.parametrize("start", [HEAD + b"X: " + b"x" * 5000 + b"\r\n", b"no http\r\n"])
+async def test_a_client_refused_while_it_sends_gets_the_answer(
+    address: Address, start: bytes
+) -> None:
+    async with connected(address) as (reader, writer):
+        writer.write(start)
+        head = await reader.readuntil(b"\r\n\r\n")
+        for _ in range(50):  # a reset would end this, and what was read with it
+            writer.write(b"x" * 100_000)
+            await writer.drain()
+        assert _status(head) in (400, 431)
+        assert json.loads(await reader.read())["error"]["message"]
+
+
+async def test_a_refused_client_is_not_listened_to_for_ever(address: Address) -> None:
+    async with connected(address) as (reader, writer):
+        writer.write(b"no http\r\n")
+        assert _status(await reader.read()) == 400
+        async with asyncio.timeout(30):
+            with pytest.raises(ConnectionError):
+                while True:
+                    writer.write(b"x")
+                    await writer.drain()
+                    await asyncio.sleep(0.05)
+
+
 async def test_large_bodies_are_no_headers(client: httpx.AsyncClient) -> None:
     body = chat_body(messages=[{"role": "user", "content": "x" * 50_000}])
     assert (await client.post(CHAT, json=body)).status_code == 200
