@@ -13,7 +13,7 @@ SETUP = PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" tools/setup.sh
 RUN_READY := .venv/.ready-run
 DEV_READY := .venv/.ready-dev
 
-.PHONY: help run chat test lint format protos web baseline bench bench-engine chaos fleet-sim test-gpu bench-gpu check-cuda-build check-all clean
+.PHONY: help run chat test lint format protos web baseline bench bench-engine chaos fleet-sim test-gpu bench-gpu check-cuda-build check-all sbom clean
 .DEFAULT_GOAL := help
 
 help: ## list the tasks
@@ -73,8 +73,11 @@ check-all: lint ## everything that CI checks, and the slow suites in full
 	@tools/clients.sh
 	@SHOAL_FULL=1 SHOAL_STATEFUL_EXAMPLES=10 $(MAKE) --no-print-directory test
 
+sbom: $(RUN_READY) ## list the packages of .venv in sbom.cdx.json (CycloneDX)
+	@tools/sbom.sh
+
 clean: ## remove the virtual environment and every cache
-	@rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .venv-sbom sbom.cdx.json build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(RUN_READY): pyproject.toml constraints.txt

@@ -174,7 +174,10 @@ async def _fleet(config: SimConfig, workers: int, gateways: int) -> AsyncIterato
                 f"--detokenizer-addresses={texts['detokenizer']}",
             )
             assert gateway.stdout is not None
-            host_name, port = json.loads(await gateway.stdout.readline())["http"].split(":")
+            line = b""
+            while not line.startswith(b'{"http":'):
+                line = await gateway.stdout.readline()
+            host_name, port = json.loads(line)["http"].split(":")
             endpoints.append((host_name, int(port)))
         for endpoint in endpoints:
             await _until_it_reaches(endpoint, workers)

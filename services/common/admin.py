@@ -17,7 +17,6 @@ from email.utils import formatdate
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
-from starlette.endpoints import HTTPEndpoint
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -41,10 +40,12 @@ def build_app(
     *,
     probes: Sequence[Route] | None = None,
     more: Sequence[Route] = (),
+    on_level: Callable[[str], None] = lambda level: None,
 ) -> Starlette:
     """The admin application; `ready` and `alive` are asked on every probe.
 
-    `probes` replace the routes that ask them; `more` are a service's own.
+    `probes` replace the routes that ask them; `more` are a service's own. `on_level` is told
+    of a new level of the log, which this process shows by then.
     """
 
     def answer(value: bool) -> Response:
@@ -59,31 +60,34 @@ def build_app(
     async def metrics(request: Request) -> Response:
         return metrics_response(registry)
 
+    async def level(request: Request) -> Response:
+        return _tell_level() if request.method == "GET" else _change_level(request, on_level)
+
     own_probes = [Route("/livez", livez), Route("/readyz", readyz)]
     return Starlette(
         routes=[
             *(own_probes if probes is None else probes),
             Route("/metrics", metrics),
-            Route("/loglevel", _LogLevel),
+            Route("/loglevel", level, methods=["GET", "POST"]),
             *more,
         ]
     )
 
 
-class _LogLevel(HTTPEndpoint):
-    """GET tells the level of the log; POST with ?level= changes it until the process ends."""
+def _tell_level() -> Response:
+    return PlainTextResponse(f"{logs.current_level()}\n")
 
-    async def get(self, request: Request) -> Response:
-        return PlainTextResponse(f"{logs.current_level()}\n")
 
-    async def post(self, request: Request) -> Response:
-        if not _is_local(request):
-            return PlainTextResponse("only this machine may change the level\n", 403)
-        level = request.query_params.get("level", "")
-        if level not in logs.LEVELS:
-            return PlainTextResponse(f"say ?level= and one of {', '.join(logs.LEVELS)}\n", 400)
-        logs.set_level(level)
-        return PlainTextResponse(f"{level}\n")
+def _change_level(request: Request, on_level: Callable[[str], None]) -> Response:
+    """Obeys ?level= until the process ends."""
+    if not _is_local(request):
+        return PlainTextResponse("only this machine may change the level\n", 403)
+    level = request.query_params.get("level", "")
+    if level not in logs.LEVELS:
+        return PlainTextResponse(f"say ?level= and one of {', '.join(logs.LEVELS)}\n", 400)
+    logs.change_level(level)
+    on_level(level)
+    return PlainTextResponse(f"{level}\n")
 
 
 def _is_local(request: Request) -> bool:

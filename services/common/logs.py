@@ -1,7 +1,8 @@
 """Log set-up: JSON lines for machines, short lines for a terminal.
 
 `bind` gives every line of the task that calls it, and of the tasks it starts, the ids
-of the request it works for. The level can be changed while the process runs.
+of the request it works for. The level can be changed while the process runs. Lines of
+libraries, and Python's warnings, look like ours.
 """
 
 from __future__ import annotations
@@ -12,28 +13,43 @@ import logging
 import sys
 from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TextIO
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 # Libraries whose info lines tell a person running Shoal nothing.
 _NOISY = ("httpx", "uvicorn.access", "uvicorn.error", "transformers")
 _BOUND: ContextVar[Mapping[str, str] | None] = ContextVar("bound", default=None)
 
+log = logging.getLogger(__name__)
+
 LEVELS = ("debug", "info", "warning", "error")
 
 
-def setup(service: str, *, level: str = "info", format: str = "auto") -> None:
-    """Sends the process's logs to stderr.
+def setup(
+    service: str, *, level: str = "info", format: str = "auto", stream: TextIO | None = None
+) -> None:
+    """Sends the process's logs to stdout, or to another stream.
 
     `format` is json, human, or auto: human on a terminal and json elsewhere.
     Fields passed as `extra`, and those that are bound, appear in both.
     """
-    human = format == "human" or (format == "auto" and sys.stderr.isatty())
-    handler = logging.StreamHandler(sys.stderr)
+    stream = stream or sys.stdout
+    human = format == "human" or (format == "auto" and stream.isatty())
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(_HumanFormatter(service) if human else _JsonFormatter(service))
     root = logging.getLogger()
     root.handlers[:] = [handler]
+    logging.captureWarnings(True)
     set_level(level)
+
+
+def adopt(library: str) -> None:
+    """Has the loggers of a library that brings handlers of its own write as ours do."""
+    for name in [library, *logging.root.manager.loggerDict]:
+        if name == library or name.startswith(f"{library}."):
+            logger = logging.getLogger(name)
+            logger.handlers.clear()
+            logger.propagate = True
 
 
 def set_level(level: str) -> None:
@@ -42,6 +58,23 @@ def set_level(level: str) -> None:
     root.setLevel(level.upper())
     for noisy in _NOISY:
         logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
+
+
+def change_level(level: str) -> None:
+    """The same while the process runs, and says so."""
+    set_level(level)
+    log.info("showing the log's lines from another level on", extra={"from": level})
+
+
+def level_number() -> int:
+    """The least severe level that is shown, as `logging` counts, never 0."""
+    return logging.getLogger().level
+
+
+def follow_level(number: int) -> None:
+    """Takes another process's level over."""
+    if number != level_number():
+        change_level(logging.getLevelName(number).lower())
 
 
 def current_level() -> str:

@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> NoReturn:
 
     async def serve(stop: asyncio.Event) -> None:
         display = open_display()  # first: it redirects stderr, and logs go where stderr is
-        logs.setup("fleet", level=config.log_level, format=config.log_format)
+        logs.setup("fleet", level=config.log_level, format=config.log_format, stream=sys.stderr)
         fleet = LocalFleet(config, display)
         last_rites.callback(fleet.abandon)
         async with serve_admin(config.admin_address, fleet_app(fleet)) as address:

@@ -54,6 +54,11 @@ def sentence_of(line: str) -> str | None:
     return match.group(1) if match else None
 
 
+def is_announcement(line: str) -> bool:
+    """Whether a gateway tells its addresses, in the one line on stdout that is no log line."""
+    return line.startswith('{"http":')
+
+
 class Child:
     """A running process."""
 

@@ -35,7 +35,7 @@ class Display(Protocol):
         ...
 
     def line(self, text: str) -> None:
-        """A line that a service wrote to stderr."""
+        """A line that a service wrote: of its log, or to stderr."""
         ...
 
     def close(self) -> None:

@@ -63,7 +63,7 @@ class LocalFleet:
         plan: Plan = plan_here,
         stop_margin: float = 5.0,
     ) -> None:
-        if config.log_format == "auto":  # the services' stderr is a pipe: they cannot tell
+        if config.log_format == "auto":  # the services' stdout is a pipe: they cannot tell
             form = "human" if sys.stderr.isatty() else "json"
             config = dataclasses.replace(config, log_format=form)
         self.config = config

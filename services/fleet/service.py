@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.common.errors import StartupError
-from services.fleet.child import Child, Exit, sentence_of
+from services.fleet.child import Child, Exit, is_announcement, sentence_of
 from services.fleet.plan import ServiceSpec
 
 log = logging.getLogger(__name__)
@@ -179,6 +179,8 @@ class Service:
     def _on_stdout(self, line: str) -> None:
         if not self._was_ready:
             self.stdout.put_nowait(line)
+        if not is_announcement(line):
+            self._on_output(line)
 
     def _on_stderr(self, line: str) -> None:
         # Before it was ever ready, its last sentence is what the whole fleet ends with.

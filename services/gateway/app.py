@@ -151,7 +151,9 @@ async def _grpc(
             ("grpc.server_handshake_timeout_ms", round(config.read_timeout * 1000)),
         ],
     )
-    servicer = InferenceServicer(core, keys, unread_timeout=config.unread_timeout)
+    servicer = InferenceServicer(
+        core, keys, unread_timeout=config.unread_timeout, tracing=core.tracing
+    )
     inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server.grpc)
 
     async def leave() -> None:

@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 from protos import common_pb2, inference_pb2
@@ -39,15 +40,15 @@ _MESSAGE_BYTES = 1 << 20  # at which a message is full; the last update may exce
 _RETRY_SECONDS = 1.0
 
 Start = inference_pb2.SessionStart
-Begin = Callable[[Start], Awaitable[Generation]]
+Begin = Callable[[Start], AbstractAsyncContextManager[Generation]]
 Write = Callable[[inference_pb2.SessionResponse], Awaitable[None]]
 
 
 class InferenceSession:
     """One client's generations, by the ids it gave them.
 
-    `begin` starts a generation; it may raise ShoalError, which is then that generation's
-    end, and no more.
+    `begin` starts a generation and gives it up at the end; it may raise ShoalError, which is
+    then that generation's end, and no more.
     """
 
     def __init__(self, begin: Begin) -> None:
@@ -192,8 +193,7 @@ class _Live:
 
     async def run(self, begin: Begin, start: Start) -> Usage:
         """Starts the generation and parks its chunks; returns the counts at its end."""
-        generation = await begin(start)
-        try:
+        async with begin(start) as generation:
             self._accepted = True
             self._tell(self)
             first = True
@@ -205,8 +205,6 @@ class _Live:
                     )
                 await self._park(chunk)
             return generation.usage
-        finally:
-            await generation.aclose()
 
     async def _park(self, chunk: Chunk) -> None:
         """Leaves a chunk for the writer, once it has taken an earlier one of that choice."""

@@ -295,7 +295,8 @@ class LiveGeneration:
         if not error and len(reasons) < len(self._choices):
             error = "cancelled"
         if self.span is not None:
-            spans.finish(self.span, self.usage, reasons, error)
+            num_resumes = sum(choice.num_moves.total() for choice in self._choices)
+            spans.finish(self.span, self.usage, reasons, num_resumes, error)
             self.journey.end(error or reasons[-1])
             cancelled = error == "cancelled"
             failed = bool(error) and not cancelled

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -16,8 +17,8 @@ import grpc.aio
 from protos import inference_pb2, inference_pb2_grpc
 from services.common.errors import Cancelled, InvalidRequest
 from services.common.session import in_time, send_headers
-from services.common.tracing import parse_trace
-from services.gateway import from_proto
+from services.common.tracing import NoTracing, TraceContext, Tracing, parse_trace
+from services.gateway import from_proto, spans
 from services.gateway.domain import ChatPrompt, Gateway, Generation, Prompt, TextPrompt
 from services.gateway.grpc_keys import texts
 from services.gateway.grpc_session import InferenceSession
@@ -32,9 +33,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     """The public gRPC API."""
 
     def __init__(
-        self, gateway: Gateway, keys: KeyRing | None = None, *, unread_timeout: float = 60.0
+        self,
+        gateway: Gateway,
+        keys: KeyRing | None = None,
+        *,
+        unread_timeout: float = 60.0,
+        tracing: Tracing | None = None,
     ) -> None:
         self._gateway = gateway
+        self._tracing = tracing or NoTracing()
         self._keys = KeyRing() if keys is None else keys
         self._unread_timeout = unread_timeout
         self._sessions: set[InferenceSession] = set()
@@ -43,16 +50,18 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Generate(  # type: ignore[override]  # the stub knows generators only
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> None:
-        prompt = from_proto.text_or_ids(request)
-        generation = await self._start(prompt, request.options, context)
-        await self._send(generation, inference_pb2.GenerateResponse, context)
+        with self._call("Generate", context) as trace:
+            prompt = from_proto.text_or_ids(request)
+            generation = await self._start(prompt, request.options, context, trace)
+            await self._send(generation, inference_pb2.GenerateResponse, context)
 
     async def Chat(  # type: ignore[override]
         self, request: inference_pb2.ChatRequest, context: Context
     ) -> None:
-        prompt = from_proto.chat_prompt(request.chat)
-        generation = await self._start(prompt, request.options, context)
-        await self._send(generation, inference_pb2.ChatResponse, context)
+        with self._call("Chat", context) as trace:
+            prompt = from_proto.chat_prompt(request.chat)
+            generation = await self._start(prompt, request.options, context, trace)
+            await self._send(generation, inference_pb2.ChatResponse, context)
 
     async def Session(  # type: ignore[override]
         self,
@@ -61,15 +70,16 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     ) -> None:
         """Serves many generations until the client's side and all of them have ended."""
 
-        async def begin(start: inference_pb2.SessionStart) -> Generation:
-            prompt, options = from_proto.session_prompt(start)
-            return await self._start(
-                prompt,
-                options,
-                context,
-                timeout=start.deadline_ms / 1000 if start.HasField("deadline_ms") else None,
-                traceparent=start.traceparent,
-            )
+        @asynccontextmanager
+        async def begin(start: inference_pb2.SessionStart) -> AsyncIterator[Generation]:
+            with self._call("Session", context, start.traceparent) as trace:
+                prompt, options = from_proto.session_prompt(start)
+                timeout = start.deadline_ms / 1000 if start.HasField("deadline_ms") else None
+                generation = await self._start(prompt, options, context, trace, timeout=timeout)
+                try:
+                    yield generation
+                finally:
+                    await generation.aclose()
 
         await send_headers(context)
         session = InferenceSession(begin)
@@ -91,7 +101,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
-        answer = await self._gateway.tokenize(request.model, _tokenize_input(request))
+        with self._call("Tokenize", context):
+            answer = await self._gateway.tokenize(request.model, _tokenize_input(request))
         return inference_pb2.TokenizeResponse(
             token_ids=answer.token_ids, max_model_len=answer.max_model_len
         )
@@ -99,7 +110,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeResponse:
-        text = await self._gateway.detokenize(request.model, request.token_ids)
+        with self._call("Detokenize", context):
+            text = await self._gateway.detokenize(request.model, request.token_ids)
         return inference_pb2.DetokenizeResponse(text=text)
 
     async def ListModels(
@@ -114,20 +126,27 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             ]
         )
 
+    def _call(
+        self, method: str, context: Context, traceparent: str = ""
+    ) -> AbstractContextManager[TraceContext]:
+        """A call's span, part of what the call's metadata, or a `traceparent` of its own, says."""
+        metadata = texts(context.invocation_metadata())
+        trace = parse_trace(
+            traceparent or metadata.get("traceparent", ""), metadata.get("tracestate", "")
+        )
+        return spans.rpc_call(self._tracing, method, trace)
+
     async def _start(
         self,
         prompt: Prompt,
         options: inference_pb2.GenerationOptions,
         context: Context,
+        trace: TraceContext,
         *,
         timeout: float | None = None,
-        traceparent: str = "",
     ) -> Generation:
-        """Checks a request and starts it; the call's deadline and trace context apply too."""
+        """Checks a request and starts it; the call's deadline applies too."""
         metadata = texts(context.invocation_metadata())
-        trace = parse_trace(
-            traceparent or metadata.get("traceparent", ""), metadata.get("tracestate", "")
-        )
         request = from_proto.generation_request(
             prompt,
             options,

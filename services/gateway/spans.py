@@ -1,6 +1,6 @@
-"""The gateway's own spans: one for each HTTP call, one for each generation inside it.
+"""The gateway's own spans: one for each call, one for each generation inside it.
 
-    POST /v1/chat/completions  (server)
+    POST /v1/chat/completions  (server), or shoal.v1.Inference/Chat
       chat MODEL               (from arrival to the last token)
         encode, queue, prefill, decode, detokenize: by the services that do them
 
@@ -9,15 +9,27 @@ Attributes are those of OpenTelemetry's conventions for generative AI, and no te
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import asyncio
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
+import grpc
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.common import logs
+from services.common.errors import STATUSES, ShoalError
 from services.common.tracing import Span, TraceContext, Tracing, parse_trace
 from services.gateway.domain import ChatPrompt, FinishReason, GenerationRequest, Usage
+
+# With these the server is at fault, by OpenTelemetry's conventions; a client's mistake is none.
+_FAILURES = frozenset(
+    {
+        *(grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.INTERNAL),
+        *(grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAVAILABLE),
+    }
+)
 
 
 def begin(tracing: Tracing, request: GenerationRequest) -> tuple[Span, GenerationRequest]:
@@ -44,7 +56,9 @@ def begin(tracing: Tracing, request: GenerationRequest) -> tuple[Span, Generatio
     return span, replace(request, traceparent=context.traceparent, tracestate=context.tracestate)
 
 
-def finish(span: Span, usage: Usage, reasons: Sequence[FinishReason], error: str) -> None:
+def finish(
+    span: Span, usage: Usage, reasons: Sequence[FinishReason], num_resumes: int, error: str
+) -> None:
     """Ends a generation's span with what became of it."""
     span.set(
         {
@@ -52,9 +66,39 @@ def finish(span: Span, usage: Usage, reasons: Sequence[FinishReason], error: str
             "gen_ai.usage.output_tokens": usage.completion_tokens,
             "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
             "gen_ai.response.finish_reasons": list(reasons),
+            "shoal.resumes": num_resumes,
         }
     )
     span.end(error)
+
+
+@contextmanager
+def rpc_call(tracing: Tracing, method: str, trace: TraceContext) -> Iterator[TraceContext]:
+    """A server span around a call of shoal.v1.Inference; yields what is a part of it.
+
+    In a session each generation counts as a call.
+    """
+    attributes = {
+        "rpc.system": "grpc",
+        "rpc.service": "shoal.v1.Inference",
+        "rpc.method": method,
+    }
+    name = f"shoal.v1.Inference/{method}"
+    span = tracing.start(name, trace, kind="server", attributes=attributes)
+    logs.bind(trace_id=span.context.trace_id)
+    status = grpc.StatusCode.UNKNOWN
+    try:
+        yield span.context
+        status = grpc.StatusCode.OK
+    except ShoalError as error:
+        status = STATUSES[error.code].grpc
+        raise
+    except asyncio.CancelledError:
+        status = grpc.StatusCode.CANCELLED
+        raise
+    finally:
+        span.set({"rpc.grpc.status_code": status.value[0]})
+        span.end(status.name.lower() if status in _FAILURES else "")
 
 
 def trace_of(scope: Scope) -> TraceContext:

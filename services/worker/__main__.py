@@ -12,7 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from protos import worker_pb2_grpc
+from protos import engine_pb2, worker_pb2_grpc
 from services.common import logs, process
 from services.common.admin import build_app, serve_admin
 from services.common.config import parse
@@ -61,7 +61,10 @@ async def serve(
         def ready() -> bool:
             return agent.ready and ranks.responsive
 
-        app = build_app(registry, ready=ready, alive=lambda: not agent.failed)
+        def on_level(level: str) -> None:
+            ranks.send(engine_pb2.EngineCommand(log_level=level))
+
+        app = build_app(registry, ready, lambda: not agent.failed, on_level=on_level)
         async with (
             serve_admin(config.admin_address, app),
             _listening(server, config, ready, agent.changed),

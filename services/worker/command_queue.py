@@ -19,7 +19,7 @@ class CommandQueue:
         self._submits: dict[int, worker_pb2.Submit] = {}  # by handle, oldest first
         self._aborts: list[int] = []
         self._num_flushes = 0
-        self._watch_steps: bool | None = None
+        self._settings = engine_pb2.EngineCommand()  # of which the last word counts
 
     def add(self, command: engine_pb2.EngineCommand) -> None:
         """Queues a command. Its aborts are of handles that `withdraw` did not find here."""
@@ -27,7 +27,9 @@ class CommandQueue:
         self._aborts += command.aborts
         self._num_flushes += command.flush_cache
         if command.HasField("watch_steps"):
-            self._watch_steps = command.watch_steps
+            self._settings.watch_steps = command.watch_steps
+        if command.log_level:
+            self._settings.log_level = command.log_level
 
     def withdraw(self, handle: int) -> bool:
         """Takes a submission back; False if it is not here (any more)."""
@@ -35,11 +37,12 @@ class CommandQueue:
 
     def next(self) -> engine_pb2.EngineCommand | None:
         """What to send next, taken out: every abort, and a piece of the submissions."""
-        watch_is_news = self._watch_steps is not None
-        if not (self._submits or self._aborts or self._num_flushes or watch_is_news):
+        has_settings = self._settings.ByteSize() > 0
+        if not (self._submits or self._aborts or self._num_flushes or has_settings):
             return None
-        command = engine_pb2.EngineCommand(aborts=self._aborts, watch_steps=self._watch_steps)
-        self._aborts, self._watch_steps = [], None
+        command, self._settings = self._settings, engine_pb2.EngineCommand()
+        command.aborts.extend(self._aborts)
+        self._aborts = []
         if self._num_flushes:  # each is a command, which the rank counts
             command.flush_cache = True
             self._num_flushes -= 1

@@ -70,6 +70,8 @@ class FrameSocket:
         """
         size = 0
         while size < _MOST_AT_ONCE and (chunk := self._receive_chunk()) is not None:
+            if not chunk and size:
+                break  # what came before it is taken first; the next call tells
             if not chunk:
                 raise EOFError("the peer closed the connection")
             self._incoming += chunk

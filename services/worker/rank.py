@@ -79,6 +79,9 @@ class RankLoop:
                 self._rest()
             messages = list(self._link.receive(engine_pb2.EngineCommand))
             self._steps.obey(messages)
+            for message in messages:
+                if message.log_level:
+                    logs.change_level(message.log_level)
             received = commands_from_proto(messages)
             commands, refused = self._gate.take(received, time.monotonic())
             made = self._scheduler.step(commands, time.monotonic())

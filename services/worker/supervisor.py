@@ -127,7 +127,6 @@ class Ranks:
             *self._command(),
             env=environment,
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=sys.stderr.fileno(),
             start_new_session=True,
         )
         self._tasks = [

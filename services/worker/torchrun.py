@@ -7,11 +7,14 @@ as the parent that the ranks check, so a killed agent takes the whole tree with 
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
 
-from services.common import process
+from services.common import logs, process
+from services.worker.config import WorkerConfig
+from services.worker.framing import CONFIG_ENV
 
 
 def main(argv: Sequence[str]) -> int:
@@ -22,6 +25,9 @@ def main(argv: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
+    config = WorkerConfig(**json.loads(os.environ[CONFIG_ENV]))
+    logs.setup("torchrun", level=config.log_level, format=config.log_format)
+    logs.adopt("torch")
     try:
         run(parse_args(list(argv)))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:

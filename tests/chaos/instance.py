@@ -102,10 +102,13 @@ class Instance:
 
     async def _see_out(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
-        if self.role == "gateway" and (line := await process.stdout.readline()):
-            endpoints = json.loads(line)
-            self.address, self.grpc_address = endpoints["http"], endpoints["grpc"]
-        await process.stdout.read()
+        with self.log.open("ab") as log:
+            async for line in process.stdout:
+                if line.startswith(b'{"http":'):
+                    endpoints = json.loads(line)
+                    self.address, self.grpc_address = endpoints["http"], endpoints["grpc"]
+                else:
+                    log.write(line)
         status = await process.wait()
         if self.role == "gateway":
             self.address = ""

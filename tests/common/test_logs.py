@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +20,7 @@ def _root_logger() -> Iterator[None]:
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+    logging.captureWarnings(False)
 
 
 def test_json_lines_carry_extras_and_exceptions(capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,7 +31,7 @@ def test_json_lines_carry_extras_and_exceptions(capsys: pytest.CaptureFixture[st
         raise ValueError("inner")
     except ValueError:
         log.exception("fault")
-    first, second = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    first, second = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert first.pop("time").endswith("+00:00")
     assert first == {
         "level": "info",
@@ -42,10 +44,10 @@ def test_json_lines_carry_extras_and_exceptions(capsys: pytest.CaptureFixture[st
     assert "ValueError: inner" in second["exception"]
 
 
-def test_auto_is_json_when_stderr_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_auto_is_json_when_stdout_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     logs.setup("gateway")
     logging.getLogger("x").warning("hm")
-    assert json.loads(capsys.readouterr().err)["level"] == "warning"
+    assert json.loads(capsys.readouterr().out)["level"] == "warning"
 
 
 def test_human_lines_are_short(capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,7 +58,7 @@ def test_human_lines_are_short(capsys: pytest.CaptureFixture[str]) -> None:
         raise ValueError("inner")
     except ValueError:
         log.exception("fault")
-    first, second, *trace = capsys.readouterr().err.splitlines()
+    first, second, *trace = capsys.readouterr().out.splitlines()
     assert first.endswith("INFO    gateway: draining requests=3")
     assert second.endswith("ERROR   gateway: fault")
     assert trace[-1] == "ValueError: inner"
@@ -68,7 +70,7 @@ def test_the_level_holds_and_chatty_libraries_are_quiet(
     logs.setup("gateway", level="info", format="human")
     logging.getLogger("x").debug("hidden")
     logging.getLogger("httpx").info("hidden")
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().out == ""
 
 
 async def test_bound_fields_are_in_every_line_of_a_task_and_its_own(
@@ -85,7 +87,7 @@ async def test_bound_fields_are_in_every_line_of_a_task_and_its_own(
 
     await asyncio.gather(work("a"), work("b"))
     logging.getLogger("test").info("outside")
-    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     found = sorted((line["message"], line.get("request_id", "")) for line in lines)
     assert found == [
         *(("one", "a"), ("one", "b"), ("outside", "")),
@@ -102,6 +104,38 @@ def test_the_level_changes_at_run_time(capsys: pytest.CaptureFixture[str]) -> No
     log.info("seen")
     assert logs.current_level() == "info"
     assert logging.getLogger("httpx").getEffectiveLevel() == logging.WARNING
-    assert [json.loads(line)["message"] for line in capsys.readouterr().err.splitlines()] == [
+    assert [json.loads(line)["message"] for line in capsys.readouterr().out.splitlines()] == [
         "seen"
     ]
+
+
+def test_a_rank_takes_over_the_level_of_another(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup("rank1", format="json", level="warning")
+    for number in (logging.WARNING, logging.DEBUG, logging.DEBUG):
+        logs.follow_level(number)
+    logging.getLogger("test").debug("seen")
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line.get("from", line["message"]) for line in lines] == ["debug", "seen"]
+
+
+def test_libraries_and_warnings_write_as_we_do(capsys: pytest.CaptureFixture[str]) -> None:
+    own = logging.StreamHandler()
+    for name in ("somelib", "somelib.deep", "somelibrary"):
+        logger = logging.getLogger(name)
+        logger.addHandler(own)
+        logger.propagate = False
+    logs.setup("worker", format="json")
+    logs.adopt("somelib")
+    logging.getLogger("somelib.deep").error("torn")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logs.setup("worker", format="json")
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+    written = capsys.readouterr()
+    first, second = [json.loads(line) for line in written.out.splitlines()]
+    assert (first["message"], first["logger"]) == ("torn", "somelib.deep")
+    assert second["logger"] == "py.warnings"
+    assert "DeprecationWarning: old" in second["message"]
+    assert written.err == ""
+    assert logging.getLogger("somelibrary").handlers == [own]
+    logging.captureWarnings(False)

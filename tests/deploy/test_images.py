@@ -18,7 +18,7 @@ DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 TEXT = DOCKERFILE.read_text()
 
 
-def _stages() -> dict[str, str]:
+def stages() -> dict[str, str]:
     """The stages' text by name, each with the text of the stage it starts from."""
     stages: dict[str, str] = {}
     for part in re.split(r"^(?=FROM )", TEXT, flags=re.MULTILINE)[1:]:
@@ -38,7 +38,7 @@ def test_hadolint_is_content() -> None:
 
 @pytest.mark.parametrize("target", ["gateway", "tokenizer", "worker-cpu", "worker-cuda"])
 def test_images_run_without_rights_and_without_a_compiler(target: str) -> None:
-    stage = _stages()[target]
+    stage = stages()[target]
     assert "USER 10001:10001" in stage
     assert "HEALTHCHECK" in stage
     assert 'ENTRYPOINT ["/usr/bin/tini", "--", "shoal"]' in stage
@@ -49,22 +49,22 @@ def test_images_run_without_rights_and_without_a_compiler(target: str) -> None:
 
 @pytest.mark.parametrize("target", ["build-gateway", "build-tokenizer"])
 def test_only_the_worker_has_torch(target: str) -> None:
-    assert "torch" not in _stages()[target]
+    assert "torch" not in stages()[target]
 
 
 @pytest.mark.parametrize("target", ["build-tokenizer", "build-worker-cpu", "build-worker-cuda"])
 def test_the_embedded_model_is_the_one_that_shoal_names(target: str) -> None:
     version = EMBEDDED_INSTALL.rpartition(" ")[2]
-    assert f"ARG EMBEDDED_MODEL={version}" in _stages()[target]
+    assert f"ARG EMBEDDED_MODEL={version}" in stages()[target]
 
 
 @pytest.mark.parametrize("target", ["build-gateway", "build-tokenizer", "build-worker-cpu"])
 def test_traces_need_no_other_image(target: str) -> None:
-    assert ",otel]'" in _stages()[target]
+    assert ",otel]'" in stages()[target]
 
 
 def test_the_cuda_image_has_what_the_cuda_extra_names_and_builds_its_kernels() -> None:
-    build, image = _stages()["build-worker-cuda"], _stages()["worker-cuda"]
+    build, image = stages()["build-worker-cuda"], stages()["worker-cuda"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (flashinfer,) = [
         name for name in project["optional-dependencies"]["cuda"] if name.startswith("flashinfer")
@@ -87,7 +87,7 @@ def test_the_user_and_ports_are_those_of_the_chart(helm: Helm, default: Render) 
     }
     for service, ports in exposed.items():
         target = "worker-cpu" if service == "worker" else service
-        lines = re.findall(r"^EXPOSE (.*)$", _stages()[target], flags=re.MULTILINE)
+        lines = re.findall(r"^EXPOSE (.*)$", stages()[target], flags=re.MULTILINE)
         assert {int(port) for line in lines for port in line.split()} == ports
         declared = {port["containerPort"] for port in default.container(service)["ports"]}
         assert declared == ports

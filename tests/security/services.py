@@ -20,30 +20,24 @@ FAKE = ("--model", "byte", "--engine", "fake")
 
 
 class ServiceProcess:
-    """One `shoal ROLE`, its log lines, and where it says that it listens."""
+    """One `shoal ROLE`, what it prints, and where it says that it listens."""
 
     def __init__(self, role: str, *flags: str, env: Mapping[str, str] | None = None) -> None:
         self.role = role
         self.log: list[str] = []
-        self.stdout: list[str] = []
         variables = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **(env or {})}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "services", role, "--log-format=json", *flags],
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             env={**os.environ, **variables},
             text=True,
         )
-        self._readers = [
-            threading.Thread(target=self._read, args=(stream, lines), daemon=True)
-            for stream, lines in (
-                (self.process.stdout, self.stdout),
-                (self.process.stderr, self.log),
-            )
-        ]
-        for reader in self._readers:
-            reader.start()
+        self._reader = threading.Thread(
+            target=self._read, args=(self.process.stdout, self.log), daemon=True
+        )
+        self._reader.start()
 
     @staticmethod
     def _read(stream: object, lines: list[str]) -> None:
@@ -59,7 +53,7 @@ class ServiceProcess:
     def endpoints(self) -> dict[str, str]:
         """A gateway's {"http": "host:port", "grpc": ...}."""
         found: dict[str, str] = json.loads(
-            self._wait_for(self.stdout, re.compile(r'(\{"http".*\})')).group(1)
+            self._wait_for(self.log, re.compile(r'(\{"http".*\})')).group(1)
         )
         return found
 
@@ -96,11 +90,9 @@ class ServiceProcess:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-        for reader in self._readers:
-            reader.join(10)
-        for stream in (self.process.stdout, self.process.stderr):
-            if stream is not None:
-                stream.close()
+        self._reader.join(10)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
         return self.process.returncode
 
     def __enter__(self) -> ServiceProcess:

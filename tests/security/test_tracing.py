@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 import httpx
 import pytest
 
-from protos import tokenizer_pb2, tokenizer_pb2_grpc
+from protos import inference_pb2, inference_pb2_grpc, tokenizer_pb2, tokenizer_pb2_grpc
 from services.common import rpc
 from services.common.errors import StartupError
 from services.common.tracing import open_tracing, parse_trace
@@ -61,6 +63,12 @@ def _of_trace(spans: list[SpanSeen], trace_id: str) -> list[SpanSeen]:
     return [span for span in spans if span.trace_id == trace_id]
 
 
+def _wait_for_trace(collector: Collector, trace_id: str, count: int) -> list[SpanSeen]:
+    """A trace's spans, once there are that many."""
+    spans = collector.wait_for(lambda spans: len(_of_trace(spans, trace_id)) >= count)
+    return _of_trace(spans, trace_id)
+
+
 def _one(spans: list[SpanSeen], name: str) -> SpanSeen:
     (span,) = [span for span in spans if span.name == name]
     return span
@@ -69,19 +77,27 @@ def _one(spans: list[SpanSeen], name: str) -> SpanSeen:
 def test_one_trace_over_all_services(fleet: ServedFleet, collector: Collector) -> None:
     answer = httpx.post(
         f"{fleet.url}/v1/chat/completions",
-        json={"messages": [{"role": "user", "content": MARKER}], "max_tokens": 5},
-        headers={"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=7"},
+        json={"model": "byte", "messages": [{"role": "user", "content": MARKER}], "max_tokens": 5},
+        headers={
+            "traceparent": f"00-{TRACE}-{PARENT}-01",
+            "tracestate": "vendor=7",
+            "x-request-id": "of-interest",
+        },
         timeout=60,
     )
     assert answer.status_code == 200
     usage = answer.json()["usage"]
-    spans = _of_trace(collector.wait_for(lambda spans: len(_of_trace(spans, TRACE)) >= 7), TRACE)
+    spans = _wait_for_trace(collector, TRACE, 7)
     server = _one(spans, "POST /v1/chat/completions")
     assert server.parent_id == PARENT
     assert server.kind == 2  # a server's
     assert server.attributes["http.response.status_code"] == 200
-    request = _one(spans, "chat")
+    request = _one(spans, "chat byte")
     assert request.parent_id == server.span_id
+    assert request.attributes["shoal.request_id"] == "of-interest"
+    assert request.attributes["gen_ai.request.model"] == "byte"
+    assert request.attributes["gen_ai.usage.cache_read.input_tokens"] == 0
+    assert request.attributes["shoal.resumes"] == 0
     assert {span.name for span in spans if span.parent_id == request.span_id} == PHASES
     assert {span.name: span.service for span in spans if span.name in PHASES} == {
         "encode": "shoal-tokenizer",
@@ -96,6 +112,8 @@ def test_one_trace_over_all_services(fleet: ServedFleet, collector: Collector) -
     assert request.attributes["gen_ai.response.finish_reasons"] == ["length"]
     assert _one(spans, "encode").attributes["gen_ai.usage.input_tokens"] == usage["prompt_tokens"]
     assert _one(spans, "decode").attributes["gen_ai.usage.output_tokens"] == 5
+    for phase in ("queue", "prefill", "decode"):
+        assert _one(spans, phase).attributes["shoal.request_id"] == "of-interest"
     queue, prefill, decode = (_one(spans, name) for name in ("queue", "prefill", "decode"))
     assert queue.start <= queue.end <= prefill.start <= prefill.end <= decode.start <= decode.end
     assert not any(span.failed for span in spans)
@@ -129,6 +147,60 @@ def test_a_call_without_a_context_is_one_new_trace(
     assert {span.trace_id for span in mine(spans, "decode")} == {requests[0].trace_id}
 
 
+async def test_a_grpc_call_is_a_server_span_over_the_same_parts(
+    fleet: ServedFleet, collector: Collector
+) -> None:
+    """The context comes in the metadata."""
+    trace_id = "d" * 32
+    request = inference_pb2.GenerateRequest(text=MARKER)
+    request.options.sampling.max_tokens = 3
+    async with rpc.open_channel(fleet.processes("gateway")[0]["address"]) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        metadata = (("traceparent", f"00-{trace_id}-{PARENT}-01"),)
+        async for _ in stub.Generate(request, metadata=metadata, timeout=60):
+            pass
+        request.options.model = "no such model"
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stub.Generate(request, metadata=metadata, timeout=60).read()
+    spans = _wait_for_trace(collector, trace_id, 9)
+    calls = [span for span in spans if span.name == "shoal.v1.Inference/Generate"]
+    assert {(span.kind, span.parent_id, span.failed) for span in calls} == {(2, PARENT, False)}
+    codes = {span.attributes["rpc.grpc.status_code"]: span for span in calls}
+    assert sorted(codes) == [0, 5]  # OK, NOT_FOUND
+    generation = _one(
+        [span for span in spans if span.parent_id == codes[0].span_id], "text_completion"
+    )
+    assert {span.name for span in spans if span.parent_id == generation.span_id} == PHASES
+    assert {span.service for span in spans} == {
+        f"shoal-{service}" for service in ("gateway", "tokenizer", "worker", "detokenizer")
+    }
+
+
+async def test_each_generation_of_a_grpc_session_is_a_server_span_of_its_own_trace(
+    fleet: ServedFleet, collector: Collector
+) -> None:
+    traces = ["e" * 32, "f" * 32]
+    async with rpc.open_channel(fleet.processes("gateway")[0]["address"]) as channel:
+        call = inference_pb2_grpc.InferenceStub(channel).Session(timeout=60)  # type: ignore[call-arg]
+        for number, trace_id in enumerate(traces):
+            start = inference_pb2.SessionStart(
+                id=number,
+                generate=inference_pb2.GenerateRequest(text=MARKER),
+                traceparent=f"00-{trace_id}-{PARENT}-01",
+            )
+            start.generate.options.sampling.max_tokens = 2
+            await call.write(inference_pb2.SessionRequest(starts=[start]))
+        await call.done_writing()
+        while (await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]  # its stubs lack it
+            pass
+    for trace_id in traces:
+        spans = _wait_for_trace(collector, trace_id, 7)
+        server = _one(spans, "shoal.v1.Inference/Session")
+        assert (server.kind, server.parent_id) == (2, PARENT)
+        assert server.attributes["rpc.grpc.status_code"] == 0
+        assert _one(spans, "text_completion").parent_id == server.span_id
+
+
 def test_a_resumed_request_keeps_its_trace(fleet: ServedFleet, collector: Collector) -> None:
     trace_id = "a" * 32
     headers = {"traceparent": f"00-{trace_id}-{PARENT}-01"}
@@ -149,6 +221,7 @@ def test_a_resumed_request_keeps_its_trace(fleet: ServedFleet, collector: Collec
     spans = _of_trace(collector.wait_for(ended), trace_id)  # each service sends when it likes
     request = _one(spans, "text_completion")
     assert request.attributes["gen_ai.usage.output_tokens"] == 400
+    assert request.attributes["shoal.resumes"] == 1
     phases = [span for span in spans if span.name in PHASES]
     assert {span.parent_id for span in phases} == {request.span_id}
     assert len([span for span in phases if span.name == "decode"]) == 1  # the first died unsent

@@ -79,8 +79,8 @@ class AgentProcess:
         return self.ranks()
 
     def errors(self) -> str:
-        """What it wrote to stderr."""
-        return (self.directory / "stderr").read_text()
+        """What it wrote, to stdout and to stderr."""
+        return (self.directory / "output").read_text()
 
     async def admin(self, path: str) -> httpx.Response:
         """A GET of the admin address."""
@@ -107,14 +107,15 @@ async def agent(
 ) -> AsyncIterator[AgentProcess]:
     """An agent on unix sockets in `directory`, ready if `wait`; killed at the end."""
     settings = {"rank_module": SCRIPTED} if settings is None else settings
-    with (directory / "stderr").open("wb") as stderr:
+    with (directory / "output").open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.worker.agent_process", json.dumps(settings)),
             f"--address=unix:{directory}/worker.sock",
             f"--admin-address=unix:{directory}/admin.sock",
             "--engine=fake",
             *flags,
-            stderr=stderr,
+            stdout=output,
+            stderr=output,
         )
     running = AgentProcess(process, directory)
     try:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
 import grpc.aio
+import httpx
 import pytest
 
 from protos import common_pb2, worker_pb2
@@ -140,3 +142,16 @@ async def test_a_stopped_engine_is_noticed_while_idle(tmp_path: Path) -> None:
 async def test_the_agent_does_not_load_torch(running: AgentProcess) -> None:
     maps = await asyncio.to_thread(Path(f"/proc/{running.process.pid}/maps").read_text)
     assert "torch" not in maps
+
+
+async def test_the_level_of_the_log_changes_in_the_agent_and_in_its_rank(tmp_path: Path) -> None:
+    async with agent(tmp_path, "--log-format=json", "--log-level=error", settings={}) as running:
+        transport = httpx.AsyncHTTPTransport(uds=f"{tmp_path}/admin.sock")
+        async with httpx.AsyncClient(transport=transport, base_url="http://agent") as client:
+            assert (await client.post("/loglevel?level=debug")).text == "debug\n"
+        async with asyncio.timeout(30):
+            while '"service": "rank0"' not in running.errors():  # noqa: ASYNC110  # another process
+                await asyncio.sleep(0.02)
+        lines = [json.loads(line) for line in running.errors().splitlines()]
+        told = [line["service"] for line in lines if line.get("from") == "debug"]
+        assert sorted(told) == ["rank0", "worker"]

@@ -59,3 +59,12 @@ def test_every_flush_is_a_command() -> None:
         True,
         False,
     ]
+
+
+def test_of_settings_the_last_word_counts_and_goes_once() -> None:
+    queue = CommandQueue()
+    queue.add(engine_pb2.EngineCommand(log_level="debug"))
+    queue.add(engine_pb2.EngineCommand(log_level="info", watch_steps=True))
+    queue.add(engine_pb2.EngineCommand(watch_steps=False))
+    assert queue.next() == engine_pb2.EngineCommand(log_level="info", watch_steps=False)
+    assert queue.next() is None

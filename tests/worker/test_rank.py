@@ -40,7 +40,10 @@ class RankProcess:
             SOCKET_ENV: str(directory / "rank.sock"),
         }
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "services.worker.rank"], env=environment, stderr=subprocess.PIPE
+            [sys.executable, "-m", "services.worker.rank"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         connection, _ = listener.accept()
         listener.close()
@@ -96,8 +99,8 @@ class RankProcess:
     def close(self) -> tuple[int, str]:
         """Says goodbye; the exit status and what the rank logged."""
         self.link.close()
-        _, stderr = self.process.communicate(timeout=TIMEOUT)
-        return self.process.returncode, stderr.decode()
+        logged, _ = self.process.communicate(timeout=TIMEOUT)
+        return self.process.returncode, logged.decode()
 
 
 @pytest.fixture
@@ -238,7 +241,7 @@ def test_a_failing_engine_is_fatal_and_told(tmp_path: Path) -> None:
         SOCKET_ENV: str(tmp_path / "rank.sock"),
     }
     with subprocess.Popen(
-        [sys.executable, "-c", script], env=environment, stderr=subprocess.PIPE
+        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE
     ) as process:
         connection, _ = listener.accept()
         listener.close()
@@ -251,7 +254,7 @@ def test_a_failing_engine_is_fatal_and_told(tmp_path: Path) -> None:
             link.wait(TIMEOUT)
             events += link.receive(engine_pb2.EngineEvent)
         assert "the device is gone" in events[-1].fatal.message
-        _, log = process.communicate(timeout=TIMEOUT)
+        log, _ = process.communicate(timeout=TIMEOUT)
         assert process.returncode == 1
         assert b"RuntimeError" in log
         link.close()

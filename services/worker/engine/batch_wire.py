@@ -15,7 +15,8 @@ import numpy.typing as npt
 from services.worker.core import Batch, IntArray
 from services.worker.engine.runner import Indices
 
-_HEADER = struct.Struct("<qIIII")  # step, rows, tokens, pages a row, logit rows
+# step, rows, tokens, pages a row, logit rows, log level
+_HEADER = struct.Struct("<qIIIII")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +25,19 @@ class Announcement:
 
     batch: Batch
     logit_index: Indices
+    log_level: int  # of rank 0, as `logging` counts; the others follow it
 
     def to_bytes(self) -> bytes:
         """The message; native to little-endian machines, which a group's are."""
         batch = self.batch
         width = batch.page_tables.shape[1]
         header = _HEADER.pack(
-            batch.step, batch.num_rows, batch.num_tokens, width, len(self.logit_index)
+            batch.step,
+            batch.num_rows,
+            batch.num_tokens,
+            width,
+            len(self.logit_index),
+            self.log_level,
         )
         arrays: tuple[npt.NDArray[np.generic], ...] = (
             batch.slots,
@@ -50,7 +57,7 @@ def receive(connection: socket.socket) -> Announcement | None:
     first = _read(connection, _HEADER.size)
     if first is None:
         return None
-    step, rows, tokens, width, logit_rows = _HEADER.unpack(first)
+    step, rows, tokens, width, logit_rows, log_level = _HEADER.unpack(first)
     sizes = (rows, rows, rows, tokens, rows * width, rows, rows, logit_rows)
     body = _read(connection, 4 * sum(sizes))
     if body is None:
@@ -68,7 +75,7 @@ def receive(connection: socket.socket) -> Announcement | None:
         sample=sample.astype(np.bool_),
         output_positions=positions,
     )
-    return Announcement(batch, logit_index.astype(np.int64))
+    return Announcement(batch, logit_index.astype(np.int64), log_level)
 
 
 def _read(connection: socket.socket, size: int) -> bytearray | None:

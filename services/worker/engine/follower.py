@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from services.common import logs
 from services.worker.config import WorkerConfig
 from services.worker.engine import batch_wire
 from services.worker.engine.devices import choose_device, on_stream
@@ -20,6 +21,7 @@ def run(config: WorkerConfig) -> None:
 
     Raises StartupError if the model cannot be served as configured; rank 0 says the same.
     """
+    logs.adopt("torch")
     set_threads(config)
     device = choose_device(config)
     with (
@@ -30,6 +32,7 @@ def run(config: WorkerConfig) -> None:
         with connect_to_leader(parallel) as connection:
             log.info("rank %d follows", parallel.rank)
             while (announcement := batch_wire.receive(connection)) is not None:
+                logs.follow_level(announcement.log_level)
                 follow(loaded.runner, parallel, announcement.batch, announcement.logit_index)
 
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 import torch
 import torch.distributed as dist
 
+from services.common import logs
 from services.common.errors import StartupError
 from services.worker.core import Batch
 from services.worker.engine.batch_wire import Announcement
@@ -85,7 +86,7 @@ class Leader:
 
     def announce(self, batch: Batch, logit_index: Indices) -> None:
         """Tells the other ranks to compute a batch."""
-        message = Announcement(batch, logit_index).to_bytes()
+        message = Announcement(batch, logit_index, logs.level_number()).to_bytes()
         for connection in self._connections:
             connection.sendall(message)
 

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 import numpy as np
 import torch
 
+from services.common import logs
 from services.worker.config import WorkerConfig, num_threads
 from services.worker.core import Batch, Engine, EngineInfo, PendingStep
 from services.worker.engine.cuda_engine import CudaEngine
@@ -32,6 +33,7 @@ def load(config: WorkerConfig, progress: Callable[[str, int, int], None]) -> Eng
 
     Raises StartupError if the model cannot be served as configured.
     """
+    logs.adopt("torch")
     thread = EngineThread("torch-engine")
     try:
         return thread.call(lambda: _load_on(thread, config, progress))

@@ -45,6 +45,16 @@ async def service(name: str, *flags: str) -> AsyncIterator[Process]:
         assert process.returncode in (0, -signal.SIGKILL, 128 + signal.SIGTERM)
 
 
+async def endpoints_of(gateway: Process) -> dict[str, str]:
+    """Where a gateway says that it listens; its log is on the same stream."""
+    assert gateway.stdout is not None
+    async for line in gateway.stdout:
+        if line.startswith(b'{"http":'):
+            endpoints: dict[str, str] = json.loads(line)
+            return endpoints
+    raise AssertionError("the gateway ended before it listened")
+
+
 async def until(condition: Callable[[], Awaitable[bool]], seconds: float) -> None:
     """Asks another process until it says so; it has no event to wait on."""
     async with asyncio.timeout(seconds):
@@ -107,8 +117,7 @@ async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
             f"--detokenizer-addresses={address['d']}",
             f"--worker-addresses={address['w0']},{address['w1']}",
         )
-        assert gateway.stdout is not None
-        endpoints = json.loads(await gateway.stdout.readline())
+        endpoints = await endpoints_of(gateway)
         http = await stack.enter_async_context(
             httpx.AsyncClient(base_url=f"http://{endpoints['http']}", trust_env=False)
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -14,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.gateway.core.test_processes import service, until
+from tests.gateway.core.test_processes import endpoints_of, service, until
 
 pytestmark = pytest.mark.integration
 
@@ -56,8 +55,7 @@ async def fleet(tmp_path: Path) -> AsyncIterator[TwoModels]:
                 *(f"--{role}-addresses={','.join(known)}" for role, known in addresses.items()),
             )
         )
-        assert gateway.stdout is not None
-        url = f"http://{json.loads(await gateway.stdout.readline())['http']}"
+        url = f"http://{(await endpoints_of(gateway))['http']}"
         http = await stack.enter_async_context(
             httpx.AsyncClient(base_url=url, trust_env=False, timeout=60)
         )

@@ -100,14 +100,15 @@ def test_a_batch_survives_the_wire() -> None:
     with receiver:
         with sender:
             for _ in range(2):
-                sender.sendall(Announcement(batch, np.array([2])).to_bytes())
+                sender.sendall(Announcement(batch, np.array([2]), 10).to_bytes())
             for _ in range(2):
                 got = receive(receiver)
                 assert got is not None
                 for name in Batch.__slots__:
                     np.testing.assert_array_equal(getattr(got.batch, name), getattr(batch, name))
                 assert got.logit_index.tolist() == [2]
-            sender.sendall(Announcement(batch, np.array([2])).to_bytes()[:-1])
+                assert got.log_level == 10
+            sender.sendall(Announcement(batch, np.array([2]), 10).to_bytes()[:-1])
         assert receive(receiver) is None  # cut inside a message: rank 0 is gone
 
 

@@ -1,0 +1,1 @@
+"""The Grafana dashboards, written to the chart by `python -m deploy.k8s.grafana`."""
