@@ -77,7 +77,7 @@ def _use(fleet: ServedFleet) -> None:
 
 def _scraped_again(prometheus: Prometheus) -> None:
     """Waits until every process was scraped twice more, and a rule was evaluated after that."""
-    started = float(prometheus.query("time()")[0]["value"][1])
+    started = float(prometheus.query("vector(time())")[0]["value"][1])
     for name in ("up", "shoal:ttft_late:ratio_rate5m"):
         eventually(
             lambda name=name: all(  # type: ignore[misc]  # its type is plain
