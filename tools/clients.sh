@@ -2,6 +2,7 @@
 # Installs the client libraries that tests/clients runs against a fleet, apart from .venv:
 #   .venv-clients  Python packages of tools/clients/requirements.txt
 #   .clients-node  npm packages of tools/clients/package.json
+# and what the page's tests need: services/gateway/web/node_modules, of its package-lock.json.
 # Does nothing where they are up to date. What cannot be installed is said; its tests are skipped.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -32,5 +33,15 @@ install_node() {
         cp $wanted .clients-node/.made-from
 }
 
+install_web() {
+    local web=services/gateway/web
+    up_to_date $web/node_modules $web/package-lock.json && return
+    command -v npm >/dev/null || return 0
+    say "installing npm packages of the page in $web/node_modules"
+    npm ci --prefix $web --silent --no-audit --no-fund &&
+        cp $web/package-lock.json $web/node_modules/.made-from
+}
+
 install_python || say "could not install the Python client libraries; their tests are skipped"
 install_node || say "could not install the npm client libraries; their tests are skipped"
+install_web || say "could not install the page's npm packages; two of its tests are skipped"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 
 import httpx
 import pytest
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, expect, sync_playwright
 
 from tests.browser import ARGS, chromium, picture
 from tests.integration.served import ServedFleet, eventually
@@ -43,6 +44,10 @@ def running(fleet: ServedFleet) -> int:
     return int(fleet.total("worker", "vllm:num_requests_running"))
 
 
+def longer_than(length: int) -> re.Pattern[str]:
+    return re.compile(f".{{{length},}}", re.DOTALL)
+
+
 def ask(page: Page, text: str) -> None:
     page.fill("#prompt", text)
     page.keyboard.press("Enter")
@@ -54,11 +59,8 @@ def test_chat_streams_and_stop_frees_the_request(fleet: ServedFleet, page: Page)
     page.screenshot(path=picture("chat-welcome"))
     ask(page, "Go on for ever")
     answer = page.locator(".message.assistant").last
-    page.wait_for_function("document.querySelector('.message.assistant').textContent.length > 20")
-    before = len(answer.inner_text())
-    page.wait_for_function(
-        f"document.querySelector('.message.assistant').textContent.length > {before + 20}"
-    )
+    expect(answer).to_have_text(longer_than(20))
+    expect(answer).to_have_text(longer_than(len(answer.inner_text()) + 20))
     eventually(lambda: running(fleet) == 1, timeout=20, what="the worker has the request")
     page.get_by_role("button", name="Stop").click()
     eventually(lambda: running(fleet) == 0, timeout=20, what="the worker is rid of it")
@@ -95,13 +97,13 @@ def test_the_fleet_shows_a_killed_worker_and_its_return(fleet: ServedFleet, page
         for _ in range(3):
             client.post("/v1/completions", json=body)
     page.get_by_text("As numbers").click()
-    page.wait_for_function(
-        "[...document.querySelectorAll('.timeline tbody td:nth-child(2)')]"
-        ".some((cell) => Number(cell.textContent) > 0)"
-    )
+    expect(
+        page.locator(".timeline tbody td:nth-child(2)", has_text=re.compile("[1-9]"))
+    ).not_to_have_count(0)
     victim = next(each for each in fleet.processes("worker") if each["name"] == "worker-1")
     os.kill(victim["pid"], signal.SIGKILL)
     page.wait_for_selector("tr[data-state=dead][data-address*=worker-1]", timeout=5000)
+    page.locator("#detokenizer-title").scroll_into_view_if_needed()
     page.screenshot(path=picture("fleet-killed"))
     page.wait_for_selector("tr[data-state=ready][data-address*=worker-1]", timeout=60_000)
 

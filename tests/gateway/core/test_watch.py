@@ -15,6 +15,8 @@ from protos import common_pb2
 from services.common.errors import ShoalError
 from services.gateway.config import GatewayConfig
 from services.gateway.http import build_app
+from services.gateway.peers.session import SessionTimes
+from services.gateway.peers.tokenizer import TokenizerPeer
 from services.gateway.watch.feed import Watcher
 from services.gateway.watch.shapes import FleetSnapshot, Instance, JourneyEvent
 from services.gateway.watch.snapshot import snapshot
@@ -91,8 +93,11 @@ async def test_one_that_dies_is_dead_and_one_never_seen_is_starting(tmp_path: Pa
         back = only(seen(rig), "worker")
         assert back.state == "ready"
         assert back.since >= gone.since
-    async with make_rig(tmp_path, ready=False) as rig:
-        assert only(seen(rig), "tokenizer").state == "starting"
+    never = TokenizerPeer(f"unix:{tmp_path}/nobody", SessionTimes(), lambda: None)
+    for _ in range(2):
+        assert never.absence == "starting"
+        await never._run_session()
+    assert "nobody" in never.why_absent
 
 
 async def test_draining_is_shown(rig: Rig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from playwright.async_api import expect
 
 from services.gateway.domain import Chunk, GenerationRequest, TokenLogprobs
 from tests.browser import AXE, picture
@@ -58,17 +59,16 @@ async def test_markdown_code_and_figures(shown: Shown) -> None:
     text = (
         "# Title\n\nSome *text* and `code`.\n\n```python\nprint('hi')  # a comment\n```\n\n1. one\n"
     )
-    shown.gateway.script = script(*text.split(" "))  # type: ignore[assignment]
     shown.gateway.script = script(text)  # type: ignore[assignment]
     await shown.open()
     await shown.ask("Show me")
     answer = shown.page.locator(".message.assistant")
-    assert await answer.locator("h3").inner_text() == "Title"
+    assert await answer.locator("h2").inner_text() == "Title"
     assert await answer.locator("pre .hljs-comment").inner_text() == "# a comment"
     assert await answer.get_by_role("button", name="Copy").count() == 2
     assert "TTFT" in await answer.locator(".figures").inner_text()
     await shown.page.reload()
-    await shown.page.wait_for_selector(".message.assistant h3")  # it was kept
+    await shown.page.wait_for_selector(".message.assistant h2")  # it was kept
     await shown.page.get_by_role("button", name="Edit").focus()
     await shown.page.keyboard.press("Enter")
     await shown.page.fill("#edited", "Show me more")
@@ -117,9 +117,7 @@ async def test_a_key_is_asked_for_and_kept_in_the_tab() -> None:
         dialog = shown.page.get_by_role("dialog")
         await dialog.get_by_label("Key").fill("sk-wrong")
         await shown.page.keyboard.press("Enter")
-        await shown.page.wait_for_function(
-            "document.querySelector('dialog p').textContent.includes('key')"
-        )
+        await expect(dialog.locator("p").first).to_contain_text("does not know that key")
         await dialog.get_by_label("Key").fill("sk-right")
         await shown.page.screenshot(path=picture("key"))
         await shown.page.keyboard.press("Enter")

@@ -40,7 +40,7 @@ export async function call(path, options = {}) {
     }
     if (response.ok) return response;
     const error = await errorOf(response);
-    if (response.status !== 401 || (await askForKey(error.message, key)) === null) throw error;
+    if (response.status !== 401 || (await askForKey(key)) === null) throw error;
   }
 }
 

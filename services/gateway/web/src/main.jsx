@@ -100,9 +100,9 @@ function KeyDialog() {
   const waiting = useRef([]);
   const [message, setMessage] = useState("");
   useEffect(() => {
-    onKeyNeeded((reason, triedKey) => {
+    onKeyNeeded((triedKey) => {
       if (apiKey() !== triedKey) return Promise.resolve(apiKey()); // somebody has asked already
-      setMessage(triedKey ? reason : "This gateway asks for an API key.");
+      setMessage(`This gateway ${triedKey ? "does not know that key" : "asks for an API key"}.`);
       if (!dialog.current.open) dialog.current.showModal();
       return new Promise((resolve) => waiting.current.push(resolve));
     });

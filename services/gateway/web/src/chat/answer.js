@@ -61,6 +61,6 @@ export async function answer(messages, settings, message, onChange, signal) {
   stats.seconds = (last - began) / 1000;
   const decoding = stats.seconds - (stats.ttft ?? 0);
   const made = stats.usage?.completion_tokens ?? message.tokens?.length;
-  if (made > 1 && decoding > 0) stats.rate = (made - 1) / decoding;
+  if (made > 2 && decoding > 0) stats.rate = (made - 1) / decoding;
   onChange();
 }

@@ -40,7 +40,7 @@ function Block({ token }) {
     case "def":
       return null;
     case "heading": {
-      const Level = `h${Math.min(token.depth + 2, 6)}`; // the page has its own first two
+      const Level = `h${Math.min(token.depth + 1, 6)}`; // the first is the page's
       return <Level>{inline(token.tokens)}</Level>;
     }
     case "paragraph":
