@@ -13,7 +13,7 @@ SETUP = PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" tools/setup.sh
 RUN_READY := .venv/.ready-run
 DEV_READY := .venv/.ready-dev
 
-.PHONY: help run chat test lint format protos web baseline bench bench-engine chaos fleet-sim test-gpu bench-gpu check-cuda-build check-all sbom clean
+.PHONY: help run chat test lint format protos web baseline bench bench-engine bench-peers chaos fleet-sim test-gpu bench-gpu check-cuda-build check-all sbom clean
 .DEFAULT_GOAL := help
 
 help: ## list the tasks
@@ -50,6 +50,9 @@ baseline: $(DEV_READY) ## at a release only: promise the field numbers as they a
 
 bench: $(RUN_READY) ## measure a fleet with the fake engine
 	@$(BIN)/python -m bench.fleet $(ARGS)
+
+bench-peers: $(DEV_READY) ## measure the wire beside its peers (bench/README.md tells how to install them)
+	@HF_HUB_OFFLINE=1 $(BIN)/python -m bench.peers.wire $(ARGS)
 
 fleet-sim: $(RUN_READY) ## what a fleet costs from 2 to 64 workers, and what that says of 1,000
 	@$(BIN)/python -m bench.fleet_sim $(ARGS)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from protos import worker_pb2
 from services.common.errors import ShoalError
-from services.common.rpc import Outbox
+from services.common.rpc import FRAME_SECONDS, Outbox
 from services.common.wire import error_to_proto
 
 MAX_HANDLE = (1 << 32) - 1
@@ -25,7 +25,11 @@ class Session:
     """One client: what it calls its requests, and what it will be sent next."""
 
     def __init__(self) -> None:
-        self.outbox = Outbox(worker_pb2.WorkerSessionResponse, busy=lambda: bool(self.names))
+        self.outbox = Outbox(
+            worker_pb2.WorkerSessionResponse,
+            busy=lambda: bool(self.names),
+            interval=FRAME_SECONDS,
+        )
         # Done when the worker ends the session: with a result to end it in order,
         # with an exception to abort it.
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -54,6 +54,21 @@ async def test_what_is_added_before_a_write_goes_in_one_message() -> None:
         assert await wire.written.get() == [1, 2]
 
 
+async def test_what_is_added_too_soon_after_a_write_waits_and_merges() -> None:
+    outbox, wire = Outbox(Request, interval=0.2), Wire()
+    async with running(outbox, wire):
+        add(outbox, 1)
+        assert await wire.written.get() == [1]
+        started = asyncio.get_running_loop().time()
+        add(outbox, 2)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert wire.written.empty()
+        add(outbox, 3)
+        assert await wire.written.get() == [2, 3]
+        assert asyncio.get_running_loop().time() - started > 0.1
+
+
 async def test_what_is_added_during_a_write_merges_into_the_next() -> None:
     outbox, wire = Outbox(Request), Wire()
     wire.open.clear()

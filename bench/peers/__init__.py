@@ -1,0 +1,1 @@
+"""Shoal and its peers, measured side by side in one run."""
