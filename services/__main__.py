@@ -49,10 +49,6 @@ COMMANDS: dict[str, Command] = {
     "plan": Command(
         "what a model takes of a GPU, and what fits beside it", "services.fleet.planner", ()
     ),
-    "doctor": Command("checks a machine, or a fleet, before trouble", "services.fleet.doctor", ()),
-    "completion": Command(
-        "the completions of a shell: bash, zsh or fish", "services.fleet.completion", ()
-    ),
     "gateway": Command(
         "the front door: REST, SSE and gRPC for clients", "services.gateway", ("gateway",)
     ),
@@ -64,7 +60,7 @@ COMMANDS: dict[str, Command] = {
 }
 _GROUPS = {
     "everything": ("serve", "chat", "top", "bench"),
-    "before the start": ("doctor", "plan", "download", "completion"),
+    "before the start": ("plan", "download"),
     "one service": ("gateway", "tokenizer", "detokenizer", "worker"),
 }
 

@@ -65,7 +65,7 @@ def test_a_gpu_is_filled_and_no_more() -> None:
 @pytest.mark.parametrize(
     ("argv", "status", "said"),
     [
-        (["--tp", "2"], 1, "3 KV heads, which cannot be divided over --tp 2"),
+        (["--tp", "2"], 1, "9 attention heads, which cannot be divided over --tp 2"),
         (["--tp", "7"], 1, "9 attention heads, which cannot be divided over --tp 7"),
         (["--memory-gib", "0.1"], 1, "weights take 0.61 GiB in float32, and this machine lets a"),
         (["--gpu", "l4", "--memory-gib", "1"], 1, "that --memory-ratio 0.9 leaves of 1.00 GiB"),
