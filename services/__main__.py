@@ -46,6 +46,7 @@ COMMANDS: dict[str, Command] = {
         "services.fleet.download",
         (),
     ),
+    "doctor": Command("checks a machine, or a fleet, before trouble", "services.fleet.doctor", ()),
     "plan": Command(
         "what a model takes of a GPU, and what fits beside it", "services.fleet.planner", ()
     ),
@@ -60,7 +61,7 @@ COMMANDS: dict[str, Command] = {
 }
 _GROUPS = {
     "everything": ("serve", "chat", "top", "bench"),
-    "before the start": ("plan", "download"),
+    "before the start": ("doctor", "plan", "download"),
     "one service": ("gateway", "tokenizer", "detokenizer", "worker"),
 }
 

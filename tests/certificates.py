@@ -38,8 +38,11 @@ class Authority:
         path.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
         return cls(directory, str(path), signed, key)
 
-    def issue(self, name: str, *, expired: bool = False, with_ca: bool = True) -> TlsFiles:
-        """A signed certificate in files of that name, which are replaced if they exist."""
+    def issue(
+        self, name: str, *, expired: bool = False, with_ca: bool = True, days: int = 1
+    ) -> TlsFiles:
+        """A signed certificate in files of that name, which are replaced if they exist, good for
+        some days."""
         key = ec.generate_private_key(ec.SECP256R1())
         issuer = self._certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
         names: list[x509.GeneralName] = [
@@ -47,7 +50,7 @@ class Authority:
             x509.DNSName(SERVER_NAME),
             x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
         ]
-        certificate = _builder(name, str(issuer), key, expired=expired).add_extension(
+        certificate = _builder(name, str(issuer), key, days=-1 if expired else days).add_extension(
             x509.SubjectAlternativeName(names), critical=False
         )
         signed = certificate.sign(self._key, hashes.SHA256())
@@ -71,7 +74,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _builder(
-    name: str, issuer: str, key: ec.EllipticCurvePrivateKey, *, expired: bool = False
+    name: str, issuer: str, key: ec.EllipticCurvePrivateKey, *, days: int = 1
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     day = datetime.timedelta(days=1)
@@ -82,5 +85,5 @@ def _builder(
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - 10 * day)
-        .not_valid_after(now - day if expired else now + day)
+        .not_valid_after(now + days * day)
     )

@@ -93,6 +93,17 @@ def read_header(path: Path) -> GgufHeader:
         raise StartupError(f"{path} is not a readable GGUF file") from error
 
 
+def check_whole(path: Path) -> None:
+    """Raises StartupError if the file is not GGUF, or ends before its last tensor begins."""
+    header = read_header(path)
+    begins = max((offset for _, offset in header.tensor_places.values()), default=0)
+    if path.stat().st_size <= begins:
+        raise StartupError(
+            f"{path} is cut short: {path.stat().st_size} bytes, and a tensor begins at {begins};"
+            " fetch it again"
+        )
+
+
 def _parse(path: Path, data: mmap.mmap) -> GgufHeader:
     magic, version, num_tensors, num_values = struct.unpack_from("<4sIQQ", data, 0)
     if magic != _MAGIC:

@@ -61,6 +61,12 @@ def library() -> Path | None:
         return None
 
 
+def is_built() -> bool:
+    """Whether the kernels for this machine are there already."""
+    name = _file_name(instruction_set())
+    return any((folder / name).exists() for folder in (SOURCE.parent, _cache_dir()))
+
+
 def _file_name(march: str) -> str:
     digest = hashlib.sha256(SOURCE.read_bytes() + " ".join(_FLAGS).encode()).hexdigest()[:16]
     return f"kernels-{march or platform.machine()}-{digest}.so"
