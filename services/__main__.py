@@ -46,7 +46,7 @@ COMMANDS: dict[str, Command] = {
         "services.fleet.download",
         (),
     ),
-    "doctor": Command("checks a machine, or a fleet, before trouble", "services.fleet.doctor", ()),
+    "doctor": Command("checks a machine, or a fleet, before trouble", "services.client.doctor", ()),
     "plan": Command(
         "what a model takes of a GPU, and what fits beside it", "services.fleet.planner", ()
     ),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from services.client.doctor.finding import Finding, ok, problem, warning
 from services.common import gguf_header, safetensors_header
 from services.common.errors import InvalidRequest, StartupError
 from services.common.model_files import ModelFiles, find_cached, read_metadata
-from services.fleet.doctor.finding import Finding, ok, problem, warning
 from services.worker.models import config as model_config
 from services.worker.sizing.pool import gib
 

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
+from services.client.doctor import machine
+from services.client.doctor.config import DoctorConfig
+from services.client.doctor.finding import Finding
+from services.client.doctor.model import check_model
 from services.common.config import parse
-from services.fleet.doctor import machine
-from services.fleet.doctor.config import DoctorConfig
-from services.fleet.doctor.finding import Finding
-from services.fleet.doctor.model import check_model
 
 _MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
 
@@ -56,7 +56,7 @@ def examine(config: DoctorConfig) -> Iterable[Finding]:
 
 
 async def _fleet(config: DoctorConfig) -> list[Finding]:
-    from services.fleet.doctor.peers import check_fleet
+    from services.client.doctor.peers import check_fleet
 
     return [finding async for finding in check_fleet(config)]
 

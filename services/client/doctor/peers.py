@@ -14,13 +14,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos import tokenizer_pb2, tokenizer_pb2_grpc, worker_pb2, worker_pb2_grpc
 from services import __version__
+from services.client.doctor.config import DoctorConfig
+from services.client.doctor.finding import Finding, ok, problem, warning
+from services.client.doctor.tls_check import check_files, check_tls, speaks_tls
 from services.client.endpoint import Endpoint
 from services.common.errors import StartupError
 from services.common.rpc import open_channel
 from services.common.tls import TlsFiles
-from services.fleet.doctor.config import DoctorConfig
-from services.fleet.doctor.finding import Finding, ok, problem, warning
-from services.fleet.doctor.tls_check import check_files, check_tls, speaks_tls
 
 _SKEW_SECONDS = 5
 

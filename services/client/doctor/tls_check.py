@@ -7,9 +7,9 @@ import ssl
 import time
 from pathlib import Path
 
+from services.client.doctor.finding import Finding, ok, problem, warning
 from services.common.listening import is_unix, split_address
 from services.common.tls import TlsFiles
-from services.fleet.doctor.finding import Finding, ok, problem, warning
 
 _SOON_DAYS = 14
 _DAY = 86_400

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from services.client.doctor.finding import Finding, ok, problem, warning
 from services.common.cores import available_cores
 from services.common.errors import StartupError
 from services.common.listening import require_free
-from services.fleet.doctor.finding import Finding, ok, problem, warning
 from services.fleet.gpus import visible_gpus
 from services.worker.sizing.pool import gib, memory_limit
 

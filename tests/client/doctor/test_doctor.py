@@ -12,14 +12,14 @@ import pytest
 
 from protos import worker_pb2, worker_pb2_grpc
 from services import __version__
+from services.client.doctor import machine
+from services.client.doctor.__main__ import main
+from services.client.doctor.config import DoctorConfig
+from services.client.doctor.finding import Finding
+from services.client.doctor.model import check_model
+from services.client.doctor.peers import check_fleet
 from services.common import rpc
 from services.common.tls import NO_TLS, TlsFiles
-from services.fleet.doctor import machine
-from services.fleet.doctor.__main__ import main
-from services.fleet.doctor.config import DoctorConfig
-from services.fleet.doctor.finding import Finding
-from services.fleet.doctor.model import check_model
-from services.fleet.doctor.peers import check_fleet
 from tests.certificates import Authority
 from tests.worker.models.checkpoints import save_tiny
 
