@@ -38,6 +38,7 @@ from services.worker.config import WorkerConfig
 from services.worker.core import Admission, Engine, SamplingParams
 from services.worker.engine import torch_engine
 from services.worker.engine.sampler import Sampler
+from services.worker.native.kernels import Kernels
 from services.worker.scheduler.scheduler import Scheduler
 
 Schedule = Literal["prefill-first", "decode-first", "mixed"]
@@ -180,7 +181,7 @@ class EngineBench:
 
     def _sampling(self, params: SamplingParams) -> Row:
         rows, vocab = 32, self._plain.info.vocab_size
-        sampler = Sampler(rows, vocab)
+        sampler = Sampler(rows, vocab, kernels=Kernels.load())
         one, none = np.array([1], np.int32), np.array([], np.int32)
         for slot in range(rows):
             sampler.admit(Admission(slot, one, none, params))

@@ -559,6 +559,7 @@ class WorkerInfo(_message.Message):
     TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _builtins.int
     ENGINE_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    QUANTIZATION_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Changes with every start of the engine."""
     model: _builtins.str
@@ -585,6 +586,8 @@ class WorkerInfo(_message.Message):
     """Which engine: torch or fake."""
     version: _builtins.str
     """Shoal's version."""
+    quantization: _builtins.str
+    """How the weights are held: none (as they are) or int8."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids that end a generation."""
@@ -604,10 +607,11 @@ class WorkerInfo(_message.Message):
         tensor_parallel_size: _builtins.int = ...,
         engine: _builtins.str = ...,
         version: _builtins.str = ...,
+        quantization: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "max_model_len", b"max_model_len", "max_running_requests", b"max_running_requests", "model", b"model", "num_pages", b"num_pages", "page_size", b"page_size", "tensor_parallel_size", b"tensor_parallel_size", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "max_model_len", b"max_model_len", "max_running_requests", b"max_running_requests", "model", b"model", "num_pages", b"num_pages", "page_size", b"page_size", "quantization", b"quantization", "tensor_parallel_size", b"tensor_parallel_size", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -30,6 +30,7 @@ class FleetConfig:
     fake_step_ms: float = borrow(WorkerConfig, "fake_step_ms")
     device: str = borrow(WorkerConfig, "device")
     dtype: str = borrow(WorkerConfig, "dtype")
+    quantization: str = borrow(WorkerConfig, "quantization")
     attention_backend: str = borrow(WorkerConfig, "attention_backend")
     disable_cuda_graph: bool = borrow(WorkerConfig, "disable_cuda_graph")
     cuda_graph_max_batch: int = borrow(WorkerConfig, "cuda_graph_max_batch")

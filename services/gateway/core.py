@@ -182,7 +182,7 @@ class Core:
 
     def models(self) -> Sequence[ModelCard]:
         return [
-            ModelCard(model.name, model.max_model_len, model.created)
+            ModelCard(model.name, model.max_model_len, model.created, model.quantizations)
             for model in self.fleet.models().values()
         ]
 

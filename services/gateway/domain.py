@@ -236,6 +236,7 @@ class ModelCard:
     id: str
     max_model_len: int
     created: int
+    quantizations: tuple[str, ...] = ()  # of its workers' weights: none, int8 or both
 
 
 @dataclass(frozen=True, slots=True)

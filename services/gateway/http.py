@@ -176,7 +176,15 @@ def _operator_routes(
             for name in ("max_body_bytes", "max_buffer_bytes", "max_requests")
         }
         served = models.model_list(gateway)["data"]
-        return _json({"version": __version__, "models": served, "limits": limits})
+        quantizations = {card.id: card.quantizations for card in gateway.models()}
+        return _json(
+            {
+                "version": __version__,
+                "models": served,
+                "quantizations": quantizations,
+                "limits": limits,
+            }
+        )
 
     async def flush_cache(request: Request) -> Response:
         await gateway.flush_cache()

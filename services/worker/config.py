@@ -77,6 +77,11 @@ class WorkerConfig:
         " type or bfloat16",
         group=_MODEL,
     )
+    quantization: Literal["none", "int8"] = option(
+        "none",
+        "weights and the products' inputs; int8 is quicker and a little less exact, CPU only",
+        group=_MODEL,
+    )
     attention_backend: Literal["auto", "cpu", "flashinfer", "torch_reference"] = option(
         "auto",
         "attention kernels; auto is flashinfer on a GPU and cpu elsewhere: native ones where a"
@@ -181,6 +186,8 @@ class WorkerConfig:
             raise ValueError("--attention-backend flashinfer needs --device cuda")
         if self.device == "cuda" and self.attention_backend == "cpu":
             raise ValueError("--attention-backend cpu does not run on --device cuda")
+        if self.device == "cuda" and self.quantization != "none":
+            raise ValueError("--quantization is for --device cpu")
         if self.device == "cuda" and self.deterministic:
             raise ValueError("--deterministic is for --device cpu")
         for name in (

@@ -72,6 +72,7 @@ def info_to_proto(info: EngineInfo, config: WorkerConfig, epoch: int) -> worker_
         tensor_parallel_size=config.tp,
         engine=config.engine,
         version=__version__,
+        quantization=config.quantization,
     )
 
 

@@ -225,6 +225,7 @@ class ServerInfo(Struct):
 
     version: str
     models: list[ModelObject]
+    quantizations: dict[str, list[str]]
     limits: dict[str, int]
 
 

@@ -45,6 +45,7 @@ class Model:
     max_model_len: int
     vocab_size: int
     created: int  # when this gateway first saw it, in Unix seconds
+    quantizations: tuple[str, ...] = ()  # of its workers' weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +175,7 @@ class PeerFleet:
             min(info.max_model_len for info in infos),
             min(info.vocab_size for info in infos),
             self._first_seen.setdefault(name, int(time.time())),
+            tuple(sorted({info.quantization or "none" for info in infos})),
         )
 
     async def find_model(self, name: str, patience: float) -> Model:

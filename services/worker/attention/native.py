@@ -7,7 +7,7 @@ import torch
 
 from services.worker.attention.base import AttentionMetadata
 from services.worker.attention.pool import KvPool
-from services.worker.native.kernels import Kernels
+from services.worker.native.kernels import Kernels, PagedRows
 
 
 class NativeBackend:
@@ -27,37 +27,30 @@ class NativeBackend:
 
 
 class NativePlan:
-    """One step of `NativeBackend`."""
+    """One step of `NativeBackend`; `rows` is for kernels that do more than attention."""
 
     def __init__(
         self, pool: KvPool, kernels: Kernels, metadata: AttentionMetadata, *, uniform: bool
     ) -> None:
-        self._uniform = uniform
-        self._pool = pool
         self._kernels = kernels
-        self._tables = _int32(metadata.page_tables)  # [rows, pages]
-        self._starts = _int32(metadata.start)  # [rows]
-        self._query_lens = _int32(metadata.query_lens)  # [rows]
         in_table = metadata.positions // pool.page_size
-        self._pages = _int32(metadata.page_tables[metadata.token_rows, in_table])  # [tokens]
-        self._slots = _int32(metadata.positions % pool.page_size)  # [tokens]
-        self._scale = pool.k.shape[-1] ** -0.5
+        self.rows = PagedRows(
+            pool.k,
+            pool.v,
+            page_tables=_int32(metadata.page_tables),
+            starts=_int32(metadata.start),
+            query_lens=_int32(metadata.query_lens),
+            pages=_int32(metadata.page_tables[metadata.token_rows, in_table]),
+            slots=_int32(metadata.positions % pool.page_size),
+            scale=pool.k.shape[-1] ** -0.5,
+            uniform=uniform,
+        )
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int
     ) -> torch.Tensor:
-        keys, values = self._pool.k[layer], self._pool.v[layer]
-        self._kernels.kv_write(keys, values, k, v, self._pages, self._slots)
-        return self._kernels.paged_attention(
-            q.contiguous(),
-            keys,
-            values,
-            self._tables,
-            self._starts,
-            self._query_lens,
-            self._scale,
-            uniform=self._uniform,
-        )
+        self._kernels.kv_write(k, v, self.rows, layer)
+        return self._kernels.paged_attention(q.contiguous(), self.rows, layer)
 
 
 def _int32(array: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> torch.Tensor:

@@ -4,7 +4,8 @@ A sampled token is the argmax of logit / temperature + Gumbel noise, and the noi
 token is a hash of its coordinates: neighbours in the batch, batch order, preemption
 and resume cannot change a draw. The hash is a 32-bit finaliser of the multiply and
 xor-shift kind (constants by T. Ettinger, "Hash Function Prospector" #19), applied
-twice; the row's key is SplitMix64 (Steele et al., 2014) of seed and position.
+twice; the row's key is SplitMix64 (Steele et al., 2014) of seed and position. On a CPU
+native/draw.h computes the same.
 """
 
 from __future__ import annotations

@@ -63,8 +63,15 @@ def load_model(
     with torch.device("meta"):
         model = Decoder(shape, dtype, device, parallel)
     kernels = Kernels.load() if device.type == "cpu" and dtype == torch.float32 else None
+    int8 = config.quantization == "int8"
+    if int8 and kernels is None:
+        raise StartupError(
+            "--quantization int8 needs the native kernels: a CPU, --dtype float32 and a C++"
+            " compiler"
+        )
     if kernels is not None:
-        model.compute_with(kernels, linear=config.deterministic or kernels.quick_linear)
+        quick = config.deterministic or kernels.quick_linear
+        model.compute_with(kernels, linear=quick, int8=int8)
     if config.check_ranks:
         if device.type == "cuda" and not config.disable_cuda_graph:
             raise StartupError("--check-ranks needs --disable-cuda-graph on a GPU")
@@ -76,6 +83,8 @@ def load_model(
         )
         if device.type == "cuda":
             model.stack_experts()
+        if kernels is not None:
+            model.fuse(kernels)
     context = choices.context(config, metadata, shape)
     max_prefill_tokens = choices.prefill_tokens(config, "cuda" if device.type == "cuda" else "cpu")
     builder = RunnerBuilder(
@@ -91,7 +100,9 @@ def load_model(
     )
     pages = builder.num_pages(free_before)
     mode = " deterministic" if config.deterministic else ""
-    identity = source.identity() + f"{dtype} none tp={parallel.size}{mode}".encode()
+    identity = (
+        source.identity() + f"{dtype} {config.quantization} tp={parallel.size}{mode}".encode()
+    )
     info = EngineInfo(
         model=config.served_model_name or files.name,
         fingerprint=hashlib.sha256(identity).hexdigest()[:16],

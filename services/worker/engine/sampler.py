@@ -20,6 +20,7 @@ from services.worker.engine.masking import SampleMasks
 from services.worker.engine.slot_state import SlotState
 from services.worker.engine.thresholds import draw_thresholded
 from services.worker.layers.transfer import to_device
+from services.worker.native.kernels import Kernels
 
 RowIndex = npt.NDArray[np.int64]
 SampledLogprobs = tuple[RowIndex, LogprobReport]  # the rows that are reported, and their report
@@ -41,7 +42,9 @@ class Sampler:
         *,
         device: torch.device = CPU,
         alone: bool = False,
+        kernels: Kernels | None = None,
     ) -> None:
+        self._kernels = kernels  # torch draws without
         self.slots = SlotState(num_slots, vocab_size, device)
         self.alone = alone  # rows are computed one by one, so that none depends on another
         self._device = device
@@ -150,7 +153,7 @@ class Sampler:
         self, drawn: BoolArray, filtered: BoolArray, top_k: RowIndex
     ) -> list[tuple[RowIndex, Callable[[torch.Tensor, DrawParams], torch.Tensor]]]:
         """The rows of each kind of draw."""
-        plain = (np.flatnonzero(drawn & ~filtered), draw)
+        plain = (np.flatnonzero(drawn & ~filtered), self._draw)
         if self._device.type == "cpu":
             return [plain, (np.flatnonzero(drawn & filtered), draw_filtered)]
         few = top_k <= CANDIDATES
@@ -159,6 +162,11 @@ class Sampler:
             (np.flatnonzero(drawn & filtered & few), draw_top_k),
             (np.flatnonzero(drawn & filtered & ~few), draw_thresholded),
         ]
+
+    def _draw(self, logits: torch.Tensor, params: DrawParams) -> torch.Tensor:
+        if self._kernels is None:
+            return draw(logits, params)
+        return self._kernels.draw(logits, params.temperature, params.key_low, params.key_high)
 
     def _draw_params(self, slots: IntArray, positions: IntArray) -> DrawParams:
         state = self.slots

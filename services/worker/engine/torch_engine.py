@@ -24,6 +24,7 @@ from services.worker.engine.sampler import Sampler
 from services.worker.engine.steps import StepRunner
 from services.worker.engine.thread import EngineThread
 from services.worker.layers.parallel import Parallel
+from services.worker.native.kernels import Kernels
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ def _load(
         loaded.info.vocab_size,
         device=device,
         alone=config.deterministic,
+        kernels=Kernels.load() if device.type == "cpu" else None,
     )
     announce = leader.announce if config.tp > 1 else None
     steps = StepRunner(loaded.runner, sampler, parallel, announce)

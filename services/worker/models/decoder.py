@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from services.worker.attention.base import AttentionPlan
+from services.worker.attention.native import NativePlan
 from services.worker.layers.activation import SiluMul
 from services.worker.layers.embedding import LmHead, VocabEmbedding
 from services.worker.layers.linear import ColumnParallelLinear, Linear, Part, RowParallelLinear
@@ -15,6 +16,7 @@ from services.worker.layers.norm import RmsNorm
 from services.worker.layers.parallel import Parallel
 from services.worker.layers.rope import Rope, rotate
 from services.worker.models.config import ModelConfig
+from services.worker.models.fused import FusedLayers, LayerParts
 from services.worker.models.moe import SparseMlp
 from services.worker.native.kernels import Kernels
 
@@ -27,6 +29,9 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         self._dtype = dtype
+        self._parallel = parallel
+        self._num_heads, self._eps = config.num_heads, config.rms_norm_eps
+        self._fused: FusedLayers | None = None
         # Not meta: computed from the configuration, not loaded.
         with torch.device(device):
             self._rope = Rope(config.rope, config.head_dim, device)
@@ -41,11 +46,25 @@ class Decoder(nn.Module):
         if config.tied:
             self.lm_head.tie(self.embed_tokens)
 
-    def compute_with(self, kernels: Kernels, *, linear: bool) -> None:
-        """Uses native kernels, for products too with `linear`; called before it is filled."""
+    def compute_with(self, kernels: Kernels, *, linear: bool, int8: bool = False) -> None:
+        """Uses native kernels, for products too with `linear`, or for those that can be in eight
+        bits with `int8`; called before it is filled."""
+        # A router's choices are all or nothing, so its scores stay exact.
+        exact = {id(m.router) for m in self.modules() if isinstance(m, SparseMlp)}
         for module in self.modules():
-            if isinstance(module, RmsNorm | SiluMul) or (linear and isinstance(module, Linear)):
+            if isinstance(module, RmsNorm | SiluMul):
                 module.kernels = kernels
+            elif isinstance(module, Linear):
+                module.int8 = int8 and id(module) not in exact
+                if linear or module.int8:
+                    module.kernels = kernels
+
+    def fuse(self, kernels: Kernels) -> None:
+        """Runs all layers in one native call from now on, if it can; called once it is filled."""
+        parts = [cast(DecoderLayer, layer).parts() for layer in self.layers]
+        dense = [part for part in parts if part is not None and part.packed]
+        if self._parallel.size == 1 and len(dense) == len(parts):
+            self._fused = FusedLayers(kernels, dense, self._num_heads, self._eps)
 
     def stack_experts(self) -> None:
         """Lets experts be computed together, as is quick on CUDA; called once all are filled."""
@@ -64,6 +83,9 @@ class Decoder(nn.Module):
         """token_ids and positions: [tokens] -> last hidden states, [tokens, hidden]"""
         angles = self._rope.angles(positions, self._dtype)
         hidden: torch.Tensor = self.embed_tokens(token_ids)
+        if self._fused is not None and isinstance(plan, NativePlan):
+            self._fused.run(hidden, angles, plan.rows)
+            return hidden
         for layer in self.layers:
             hidden = cast(torch.Tensor, layer(hidden, angles, plan))
         return hidden
@@ -98,6 +120,21 @@ class DecoderLayer(nn.Module):
         x = x + self.attention(self.input_norm(x), angles, plan)
         return cast(torch.Tensor, x + self.mlp(self.post_attention_norm(x)))
 
+    def parts(self) -> LayerParts | None:
+        """What it is made of; None for a mixture of experts."""
+        if not isinstance(self.mlp, Mlp):
+            return None
+        return LayerParts(
+            self.input_norm,
+            self.attention.qkv,
+            self.attention.q_norm,
+            self.attention.k_norm,
+            self.attention.output,
+            self.post_attention_norm,
+            self.mlp.gate_up,
+            self.mlp.down,
+        )
+
 
 class Attention(nn.Module):
     """Grouped-query attention: fused projection, q/k norm where the family has it, RoPE."""
@@ -126,7 +163,8 @@ class Attention(nn.Module):
             dtype=dtype,
             parallel=parallel,
         )
-        self.q_norm = self.k_norm = None
+        self.q_norm: RmsNorm | None = None
+        self.k_norm: RmsNorm | None = None
         if config.qk_norm:
             self.q_norm = RmsNorm(f"{name}.q_norm", dim, config.rms_norm_eps, dtype)
             self.k_norm = RmsNorm(f"{name}.k_norm", dim, config.rms_norm_eps, dtype)

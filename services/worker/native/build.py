@@ -21,10 +21,13 @@ from services.common.errors import StartupError
 
 log = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCE = Path(__file__).with_name("kernels.cpp")  # includes the headers beside it
 
 # -ffast-math is not among them: it would let sums be reordered.
-_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi")
+_FLAGS = (
+    *("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden"),
+    *("-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi"),
+)
 
 
 def instruction_set() -> str:
@@ -34,7 +37,7 @@ def instruction_set() -> str:
     with contextlib.suppress(OSError):
         flags = set(Path("/proc/cpuinfo").read_text().partition("flags")[2].split("\n")[0].split())
         if {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma"} <= flags:
-            return "x86-64-v4"
+            return "cascadelake" if "avx512_vnni" in flags else "x86-64-v4"
         if {"avx2", "fma", "bmi2", "f16c"} <= flags:
             return "x86-64-v3"
     return ""
@@ -68,8 +71,11 @@ def is_built() -> bool:
 
 
 def _file_name(march: str) -> str:
-    digest = hashlib.sha256(SOURCE.read_bytes() + " ".join(_FLAGS).encode()).hexdigest()[:16]
-    return f"kernels-{march or platform.machine()}-{digest}.so"
+    sources = [SOURCE, *sorted(SOURCE.parent.glob("*.h"))]
+    digest = hashlib.sha256(" ".join(_FLAGS).encode())
+    for source in sources:
+        digest.update(source.read_bytes())
+    return f"kernels-{march or platform.machine()}-{digest.hexdigest()[:16]}.so"
 
 
 def _cache_dir() -> Path:

@@ -7,15 +7,61 @@ and on the CPU. Arguments are the engine's own, so they are checked by assert.
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from services.worker.native import structures
 from services.worker.native.build import instruction_set, library
+from services.worker.native.packing import PackedWeight
 
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
-PANEL = 16  # outputs that a linear kernel computes together, as in kernels.cpp
 HEAD_DIMS = frozenset({8, 16, 32, 64, 80, 96, 128})
+
+
+@dataclass(frozen=True, slots=True)
+class PagedRows:
+    """The rows of a batch, and the pools of all layers that they attend to.
+
+    keys, values: [layers, pages, page_size, kv_heads, dim], any strides but the last.
+    """
+
+    keys: Tensor
+    values: Tensor
+    page_tables: Tensor  # [rows, pages a row], int32
+    starts: Tensor  # [rows], int32
+    query_lens: Tensor  # [rows], int32
+    pages: Tensor  # [tokens], int32: where a token's K and V go
+    slots: Tensor  # [tokens], int32
+    scale: float  # what a dot product is multiplied by
+    uniform: bool = False  # a token's sums run in one order whether it is decoded or prefilled
+
+    def structure(self, heads: int, layer: int = 0) -> structures.Attention:
+        """The same for C, with the pools of a layer; it points into the tensors."""
+        keys, values = self.keys[layer], self.values[layer]
+        _, page_size, kv_heads, dim = keys.shape
+        assert keys.stride() == values.stride()
+        assert keys.stride(3) == 1
+        assert self.page_tables.stride(1) == 1
+        for tensor in (self.page_tables, self.starts, self.query_lens, self.pages, self.slots):
+            assert tensor.dtype == torch.int32
+        return structures.Attention(
+            keys.data_ptr(),
+            values.data_ptr(),
+            self.page_tables.data_ptr(),
+            self.starts.data_ptr(),
+            self.query_lens.data_ptr(),
+            self.page_tables.stride(0),
+            *keys.stride()[:3],
+            len(self.starts),
+            page_size,
+            heads,
+            kv_heads,
+            dim,
+            self.uniform,
+            self.scale,
+        )
 
 
 class Kernels:
@@ -23,9 +69,7 @@ class Kernels:
 
     def __init__(self, handle: ctypes.CDLL) -> None:
         self._attention = handle.shoal_paged_attention
-        self._attention.argtypes = (
-            [_POINTER] * 5 + [_LONG] + [_POINTER] * 2 + [_INT] * 5 + [_LONG] * 3 + [_FLOAT, _INT]
-        )
+        self._attention.argtypes = [_POINTER] * 3
         self._attention.restype = _INT
         self._write = handle.shoal_kv_write
         self._write.argtypes = (
@@ -33,7 +77,7 @@ class Kernels:
         )
         self._write.restype = None
         self._linear = handle.shoal_linear
-        self._linear.argtypes = [_POINTER] * 4 + [_INT] * 3
+        self._linear.argtypes = [_POINTER, _POINTER, _INT, _POINTER]
         self._linear.restype = None
         self._rms_norm = handle.shoal_rms_norm
         self._rms_norm.argtypes = [_POINTER] * 3 + [_INT] * 2 + [_FLOAT]
@@ -41,6 +85,12 @@ class Kernels:
         self._silu_mul = handle.shoal_silu_mul
         self._silu_mul.argtypes = [_POINTER] * 2 + [_INT] * 2
         self._silu_mul.restype = None
+        self._draw = handle.shoal_draw
+        self._draw.argtypes = [_POINTER] * 2 + [_INT] * 2 + [_POINTER] * 3
+        self._draw.restype = None
+        self._layers = handle.shoal_layers
+        self._layers.argtypes = [_POINTER, _POINTER, _INT, _POINTER, _POINTER]
+        self._layers.restype = _INT
 
     @classmethod
     def load(cls) -> Kernels | None:
@@ -58,75 +108,27 @@ class Kernels:
         1.0 of the time. With AVX-512, where oneDNN's vectors are twice as wide, nobody looked."""
         return instruction_set() == "x86-64-v3"
 
-    def paged_attention(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        page_tables: Tensor,
-        starts: Tensor,
-        query_lens: Tensor,
-        scale: float,
-        *,
-        uniform: bool = False,
-    ) -> Tensor:
-        """Causal attention of each row's tokens to the row's pages, read in place.
+    def paged_attention(self, query: Tensor, rows: PagedRows, layer: int) -> Tensor:
+        """Causal attention of each row's tokens to the row's pages of a layer, read in place.
 
-        Args:
-            query: [tokens, heads, dim], rows one after the other.
-            keys, values: [pages, page_size, kv_heads, dim], any strides but the last.
-            page_tables: [rows, pages a row]; starts, query_lens: [rows], int32.
-            scale: what a dot product is multiplied by.
-            uniform: a token's sums run in one order whether it is decoded or prefilled.
-
-        Returns:
-            [tokens, heads, dim].
+        query: [tokens, heads, dim], rows one after the other -> the same
         """
-        tokens, heads, dim = query.shape
-        _, page_size, kv_heads, _ = keys.shape
         assert query.is_contiguous()
-        assert keys.stride() == values.stride()
-        assert keys.stride(3) == 1
-        assert page_tables.stride(1) == 1
-        assert page_tables.dtype == starts.dtype == query_lens.dtype == torch.int32
-        out = torch.empty((tokens, heads, dim))
-        missing = self._attention(
-            out.data_ptr(),
-            query.data_ptr(),
-            keys.data_ptr(),
-            values.data_ptr(),
-            page_tables.data_ptr(),
-            page_tables.stride(0),
-            starts.data_ptr(),
-            query_lens.data_ptr(),
-            len(starts),
-            heads,
-            kv_heads,
-            dim,
-            page_size,
-            keys.stride(0),
-            keys.stride(1),
-            keys.stride(2),
-            scale,
-            uniform,
-        )
-        assert not missing, f"no kernel for head size {dim}"
+        out = torch.empty_like(query)
+        attention = rows.structure(query.shape[1], layer)
+        missing = self._attention(out.data_ptr(), query.data_ptr(), ctypes.byref(attention))
+        assert not missing, f"no kernel for head size {query.shape[2]}"
         return out
 
-    def kv_write(
-        self, keys: Tensor, values: Tensor, k: Tensor, v: Tensor, pages: Tensor, slots: Tensor
-    ) -> None:
+    def kv_write(self, k: Tensor, v: Tensor, rows: PagedRows, layer: int) -> None:
         """Stores each token's k and v in its KV slot.
 
-        Args:
-            keys, values: [pages, page_size, kv_heads, dim], written in place.
-            k, v: [tokens, kv_heads, dim]; only the tokens' stride is free.
-            pages, slots: [tokens], int32: where each token goes.
+        k, v: [tokens, kv_heads, dim]; only the tokens' stride is free.
         """
         tokens, kv_heads, dim = k.shape
+        keys, values = rows.keys[layer], rows.values[layer]
         assert keys.stride() == values.stride()
         assert k.stride()[1:] == v.stride()[1:] == (dim, 1)
-        assert pages.dtype == slots.dtype == torch.int32
         self._write(
             keys.data_ptr(),
             values.data_ptr(),
@@ -134,42 +136,60 @@ class Kernels:
             v.data_ptr(),
             k.stride(0),
             v.stride(0),
-            pages.data_ptr(),
-            slots.data_ptr(),
+            rows.pages.data_ptr(),
+            rows.slots.data_ptr(),
             tokens,
             kv_heads,
             dim,
-            keys.stride(0),
-            keys.stride(1),
-            keys.stride(2),
+            *keys.stride()[:3],
         )
 
-    def linear(self, x: Tensor, packed: Tensor, out_size: int, bias: Tensor | None) -> Tensor:
-        """x W^T + bias; each output is one chain of multiply-adds over the inputs in order.
+    def linear(self, x: Tensor, weight: PackedWeight) -> Tensor:
+        """x W^T + bias. In float32 each output is one chain of multiply-adds over the inputs in
+        order; in eight bits, of the sums of the groups in order.
 
-        Args:
-            x: [rows, in].
-            packed: W as `pack_linear` lays it out.
-            out_size: how many outputs there are.
-            bias: [out_size], or None.
-
-        Returns:
-            [rows, out_size].
+        x: [rows, in] -> [rows, out]
         """
         x = x.contiguous()
         rows, in_size = x.shape
-        assert packed.shape == (-(-out_size // PANEL), in_size, PANEL)
-        out = torch.empty((rows, out_size))
-        self._linear(
-            out.data_ptr(),
-            x.data_ptr(),
-            packed.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            rows,
-            in_size,
-            out_size,
-        )
+        assert in_size == weight.in_size
+        out = torch.empty((rows, weight.out_size))
+        self._linear(out.data_ptr(), x.data_ptr(), rows, ctypes.byref(weight.structure()))
         return out
+
+    def layers(
+        self,
+        x: Tensor,
+        layers: ctypes.Array[structures.Layer],
+        angles: tuple[Tensor, Tensor],
+        rows: PagedRows,
+        heads: int,
+        eps: float,
+    ) -> None:
+        """Runs all layers of a dense decoder on hidden states, in place.
+
+        x: [tokens, hidden]; angles: cosines and sines, [tokens, 1, dim / 2] each, of which only
+        the tokens' stride is free.
+        """
+        cos, sin = angles
+        assert x.is_contiguous()
+        assert cos.stride() == sin.stride()
+        assert cos.stride(2) == 1
+        tokens = structures.Tokens(
+            cos.data_ptr(),
+            sin.data_ptr(),
+            rows.pages.data_ptr(),
+            rows.slots.data_ptr(),
+            cos.stride(0),
+            rows.keys.stride(0),
+            len(x),
+            eps,
+        )
+        attention = rows.structure(heads)
+        missing = self._layers(
+            x.data_ptr(), layers, len(layers), ctypes.byref(tokens), ctypes.byref(attention)
+        )
+        assert not missing, f"no kernel for head size {attention.dim}"
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x / rms(x) * weight over the last axis. x: [..., size]; weight: [size] -> as x"""
@@ -188,11 +208,19 @@ class Kernels:
         self._silu_mul(out.data_ptr(), gate_up.data_ptr(), rows, both // 2)
         return out
 
+    def draw(
+        self, logits: Tensor, temperature: Tensor, key_low: Tensor, key_high: Tensor
+    ) -> Tensor:
+        """Draws a token a row from the whole distribution, as `engine.filters.draw` does.
 
-def pack_linear(weight: Tensor) -> Tensor:
-    """A weight [out, in] as `Kernels.linear` reads it: [panels, in, PANEL], zeros at the end."""
-    out_size, in_size = weight.shape
-    panels = -(-out_size // PANEL)
-    padded = weight.new_zeros(panels * PANEL, in_size)
-    padded[:out_size] = weight
-    return padded.view(panels, PANEL, in_size).transpose(1, 2).contiguous()
+        logits: [rows, vocab]; temperature: [rows, 1]; key_low, key_high: [rows, 1], int64
+        -> [rows], int64
+        """
+        rows, vocab = logits.shape
+        given = [x.contiguous() for x in (logits, temperature, key_low, key_high)]
+        assert given[0].dtype == given[1].dtype == torch.float32
+        assert given[2].dtype == given[3].dtype == torch.int64
+        tokens = torch.empty(rows, dtype=torch.int64)
+        scores, *params = (x.data_ptr() for x in given)
+        self._draw(tokens.data_ptr(), scores, rows, vocab, *params)
+        return tokens

@@ -139,7 +139,7 @@ class FakeGateway:
         return self.model_dialect
 
     def models(self) -> Sequence[ModelCard]:
-        return [ModelCard(MODEL, 8192, 1_700_000_000)]
+        return [ModelCard(MODEL, 8192, 1_700_000_000, ("int8", "none"))]
 
     def readiness(self) -> Readiness:
         return self.readiness_now

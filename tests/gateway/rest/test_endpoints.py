@@ -121,6 +121,7 @@ async def test_metrics_and_info(client: httpx.AsyncClient, gateway: FakeGateway)
     info = (await client.get("/server_info")).json()
     assert info["models"][0]["id"] == MODEL
     assert info["limits"]["max_body_bytes"] == 100_000
+    assert info["quantizations"] == {MODEL: ["int8", "none"]}
     assert (await client.post("/flush_cache")).json() == {"success": True}
     assert gateway.flushed == 1
 

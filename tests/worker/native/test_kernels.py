@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.worker.native.kernels import HEAD_DIMS, Kernels, pack_linear
+from services.worker.engine.filters import DrawParams, draw
+from services.worker.native.kernels import HEAD_DIMS, Kernels, PagedRows
+from services.worker.native.packing import GROUP, PackedWeight, pack_float32, pack_int8
 
 
 @pytest.fixture(scope="module")
@@ -15,6 +17,26 @@ def kernels() -> Kernels:
     if loaded is None:
         pytest.skip("no C++ compiler")
     return loaded
+
+
+def _attend(
+    kernels: Kernels,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    starts: Tensor,
+    lens: Tensor,
+    scale: float,
+    *,
+    uniform: bool = False,
+) -> Tensor:
+    """Attention to the pools of one layer; nothing is written to them."""
+    nothing = torch.zeros(0, dtype=torch.int32)
+    rows = PagedRows(
+        keys[None], values[None], tables, starts, lens, nothing, nothing, scale, uniform
+    )
+    return kernels.paged_attention(query, rows, 0)
 
 
 def _reference(
@@ -63,7 +85,7 @@ def test_paged_attention(
     keys, values = pool.transpose(2, 3)  # strides other than the shape's order
     query = torch.randn(int(lens.sum()), heads, dim) * 2
     scale = dim**-0.5
-    out = kernels.paged_attention(query, keys, values, tables, starts, lens, scale)
+    out = _attend(kernels, query, keys, values, tables, starts, lens, scale)
     expected = _reference(query, keys, values, tables, starts, lens, scale)
     torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=1e-5)
 
@@ -74,7 +96,7 @@ def test_every_head_size_has_a_kernel(kernels: Kernels) -> None:
         query = torch.randn(1, 2, dim)
         tables = torch.zeros(1, 1, dtype=torch.int32)
         one = torch.ones(1, dtype=torch.int32)
-        out = kernels.paged_attention(query, keys, keys, tables, one - 1, one, 1.0)
+        out = _attend(kernels, query, keys, keys, tables, one - 1, one, 1.0)
         torch.testing.assert_close(out, keys[0, :1].expand(1, 2, dim))
 
 
@@ -85,9 +107,10 @@ def test_a_row_does_not_depend_on_its_neighbours(kernels: Kernels) -> None:
     tables = torch.randperm(64).to(torch.int32).view(8, 8)
     starts = torch.tensor([0, 5, 100, 127, 64, 3, 90, 17], dtype=torch.int32)
     ones = torch.ones(8, dtype=torch.int32)
-    together = kernels.paged_attention(query, keys, values, tables, starts, ones, 0.125)
+    together = _attend(kernels, query, keys, values, tables, starts, ones, 0.125)
     for row in range(8):
-        alone = kernels.paged_attention(
+        alone = _attend(
+            kernels,
             query[row : row + 1].clone(),
             keys,
             values,
@@ -105,7 +128,7 @@ def test_large_scores_do_not_overflow(kernels: Kernels) -> None:
     values = torch.randn(1, 16, 1, 64)
     query = torch.full((1, 1, 64), 100.0)
     one = torch.ones(1, dtype=torch.int32)
-    out = kernels.paged_attention(query, keys, values, one[None] - 1, one * 15, one, 1.0)
+    out = _attend(kernels, query, keys, values, one[None] - 1, one * 15, one, 1.0)
     torch.testing.assert_close(out[0, 0], values[0, 3, 0])
 
 
@@ -117,7 +140,9 @@ def test_kv_write(kernels: Kernels) -> None:
     where = torch.randperm(40)[:tokens]
     pages, slots = (where // page_size).to(torch.int32), (where % page_size).to(torch.int32)
     keys, values = torch.zeros(2, 10, kv_heads, page_size, dim).transpose(2, 3)
-    kernels.kv_write(keys, values, k, v, pages, slots)
+    none = pages[:0]
+    rows = PagedRows(keys[None], values[None], none[None], none, none, pages, slots, 1.0)
+    kernels.kv_write(k, v, rows, 0)
     expected = torch.zeros(2, 40, kv_heads, dim)
     expected[0, where], expected[1, where] = k, v
     assert torch.equal(keys.reshape(40, kv_heads, dim), expected[0])
@@ -132,13 +157,13 @@ def test_linear_is_right_and_rows_do_not_depend_on_each_other(
     torch.manual_seed(in_size)
     weight, x = torch.randn(out_size, in_size), torch.randn(203, in_size)
     bias = torch.randn(out_size) if with_bias else None
-    packed = pack_linear(weight)
-    whole = kernels.linear(x, packed, out_size, bias)
+    packed = pack_float32(weight, bias)
+    whole = kernels.linear(x, packed)
     expected = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     torch.testing.assert_close(whole.double(), expected, atol=1e-4, rtol=1e-4)
     for first, count in ((0, 1), (7, 2), (100, 5), (96, 6), (3, 200)):
         rows = slice(first, first + count)
-        assert torch.equal(kernels.linear(x[rows], packed, out_size, bias), whole[rows])
+        assert torch.equal(kernels.linear(x[rows], packed), whole[rows])
 
 
 @pytest.mark.parametrize("size", [7, 8, 64, 577])
@@ -173,9 +198,7 @@ def test_uniform_attention_is_the_same_bits_in_any_chunks(kernels: Kernels) -> N
     def attend(start: int, count: int, *, uniform: bool = True) -> Tensor:
         starts, lens = (torch.tensor([n], dtype=torch.int32) for n in (start, count))
         part = query[start : start + count].contiguous()
-        return kernels.paged_attention(
-            part, keys, values, table, starts, lens, dim**-0.5, uniform=uniform
-        )
+        return _attend(kernels, part, keys, values, table, starts, lens, dim**-0.5, uniform=uniform)
 
     whole = attend(0, length)
     for sizes in ([1] * length, [13] * 11 + [7], [64, 64, 22], [33, 1, 1, 115]):
@@ -184,3 +207,96 @@ def test_uniform_attention_is_the_same_bits_in_any_chunks(kernels: Kernels) -> N
         assert torch.equal(torch.cat(pieces), whole)
     decoded = torch.cat([attend(i, 1, uniform=False) for i in range(length)])
     assert not torch.equal(decoded, whole)  # or the mode would be for nothing
+
+
+def _plain(packed: PackedWeight) -> Tensor:
+    """The weight [out, in] that eight bits stand for, in float64."""
+    assert packed.scales is not None
+    numbers = packed.data.transpose(1, 2).reshape(-1, packed.in_size).double()
+    scale, minimum = (
+        packed.scales.double().permute(2, 0, 3, 1).reshape(2, -1, packed.in_size // GROUP)
+    )
+    plain: Tensor = numbers * scale.repeat_interleave(GROUP, 1) + minimum.repeat_interleave(
+        GROUP, 1
+    )
+    return plain[: packed.out_size]
+
+
+def _rounded(x: Tensor) -> Tensor:
+    """Activations as the eight-bit kernels see them, in float64."""
+    groups = x.view(len(x), -1, GROUP)
+    scale = groups.abs().amax(-1, keepdim=True) / 127
+    return ((groups / scale.clamp(min=1e-30)).round() * scale.double()).view(x.shape)
+
+
+@pytest.mark.parametrize(("in_size", "out_size"), [(32, 1), (64, 131), (576, 96)])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_eight_bits_are_summed_exactly(
+    kernels: Kernels, in_size: int, out_size: int, narrow: bool
+) -> None:
+    torch.manual_seed(in_size)
+    weight, x = torch.randn(out_size, in_size), torch.randn(300, in_size) * 3
+    bias = torch.randn(out_size)
+    if narrow:  # what a block of four bits holds
+        blocks = torch.randint(0, 16, (out_size, in_size // GROUP, GROUP))
+        blocks[..., 0], blocks[..., 1] = 0, 15
+        weight = (blocks * torch.rand(blocks.shape[:2])[..., None] - 1.5).view(out_size, in_size)
+    packed = pack_int8(weight, bias)
+    assert packed.narrow == narrow
+    whole = kernels.linear(x, packed)
+    expected = _rounded(x) @ _plain(packed).T + bias.double()
+    # One activation in a few thousand lies so near the middle that it rounds the other way.
+    torch.testing.assert_close(whole.double(), expected, atol=0.05 + 0.0005 * in_size, rtol=1e-4)
+    assert (whole.double() - expected).abs().median() < 1e-5 * in_size
+    for first, count in ((0, 1), (7, 2), (100, 5), (255, 45)):
+        rows = slice(first, first + count)
+        assert torch.equal(kernels.linear(x[rows], packed), whole[rows])
+
+
+def test_the_largest_numbers_do_not_saturate(kernels: Kernels) -> None:
+    for step, narrow in ((8, True), (1, False)):
+        numbers = torch.arange(GROUP * 16).view(16, GROUP) % 121 // step * step
+        numbers[:, 2:] = 120  # so that pairs of 127 * 120 are added up
+        weight = numbers.float()
+        weight[:, 0] = 0
+        packed = pack_int8(weight)
+        assert packed.narrow == narrow
+        x = torch.full((4, GROUP), 127.0)
+        x[1] = -127.0
+        expected = x.double() @ weight.double().T
+        torch.testing.assert_close(kernels.linear(x, packed).double(), expected)
+
+
+def test_four_bit_blocks_lose_nothing_and_others_little() -> None:
+    torch.manual_seed(5)
+    blocks = torch.randint(0, 16, (48, 3, GROUP)).float()
+    blocks[..., 3], blocks[..., 9] = 0, 15
+    scales = (torch.rand(48, 3, 1) / 50).half().float()
+    weight = (blocks * scales - (torch.rand(48, 3, 1) / 9).half().float()).view(48, -1)
+    torch.testing.assert_close(_plain(pack_int8(weight)).float(), weight, atol=1e-6, rtol=1e-6)
+    mixed = weight.clone()
+    mixed[0] = torch.randn(96)
+    packed = pack_int8(mixed)
+    assert not packed.narrow
+    error = (_plain(packed) - mixed.double()).abs()
+    assert error[1:].max() < 1e-6  # 15 steps of eight are among the 120
+    assert error[0].max() <= float(mixed[0].max() - mixed[0].min()) / 240 + 1e-6
+
+
+def test_draws_equal_those_of_torch(kernels: Kernels) -> None:
+    generator = torch.Generator().manual_seed(8)
+    rows, vocab = 64, 4099  # no multiple of a vector
+    logits = torch.randn(rows, vocab, generator=generator) * 2
+    logits[3, 7:] = -torch.inf
+    logits[4, :-1] = -torch.inf
+    temperature = torch.rand(rows, 1, generator=generator) + 0.2
+    low, high = torch.randint(0, 1 << 32, (2, rows, 1), generator=generator)
+    unused = torch.zeros(rows, 1)
+    expected = draw(logits, DrawParams(temperature, unused, unused, unused, low, high))
+    tokens = kernels.draw(logits, temperature, low, high)
+    assert torch.equal(tokens, expected)
+    assert tokens[3] < 7
+    assert tokens[4] == vocab - 1
+    assert torch.equal(
+        kernels.draw(logits[9:10], temperature[9:10], low[9:10], high[9:10]), tokens[9:10]
+    )

@@ -1,0 +1,190 @@
+"""The CPU engine beside its peers: same prompts, lengths and threads, in one run.
+
+    python -m bench.engine_peers --ctranslate2 VENV/bin/python --openvino VENV/bin/python
+
+Each peer is a process of its own, in an environment of its own; they are asked in turn, and the
+median over the rounds counts. `bench/README.md` says how to install them. A single stream is
+128 new tokens after a prompt of 128, its prefill apart; streams are prompts of 128 tokens and 64
+new ones each, prefill included.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from bench.engine import machine
+from bench.engine_peers import models
+from services.common import logs
+from services.common.config import option, parse
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """Who is measured."""
+
+    ctranslate2: str = option("", "a Python that has CTranslate2; default: left out")
+    openvino: str = option("", "a Python that has OpenVINO GenAI; default: left out")
+    transformers: bool = option(True, "measure transformers' generate")
+    rounds: int = option(3, "times each load is measured; the median counts")
+    threads: int = option(2, "CPU threads of each")
+    clock: Literal["seconds", "cpu"] = option(
+        "seconds", "what counts: elapsed time, or CPU time where others use the machine too"
+    )
+    work_dir: str = option("build/engine-peers", "where converted models are kept")
+    json: str = option("", "file for the figures; default: none")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What every peer generates: so many prompts of a length, with so many new tokens each."""
+
+    prompts: int
+    length: int
+    new: int
+
+    def question(self) -> str:
+        random = np.random.default_rng(self.length)
+        ids = random.integers(1000, 40_000, (self.prompts, self.length))
+        return json.dumps({"prompts": ids.tolist(), "max_new": self.new})
+
+
+ONE, FIRST = Load(1, 128, 128), Load(1, 128, 1)
+LOADS = {
+    "prefill of 512": Load(1, 512, 1),
+    "8 streams": Load(8, 128, 64),
+    "32 streams": Load(32, 128, 64),
+}
+
+
+class Peer:
+    """A peer's process."""
+
+    def __init__(self, name: str, command: Sequence[str], config: BenchConfig) -> None:
+        self.name = name
+        self._clock = config.clock
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+        environment["OMP_NUM_THREADS"] = str(config.threads)
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+        )
+
+    def wait_ready(self) -> None:
+        """Raises RuntimeError if the process ends before."""
+        self._read()
+
+    def seconds(self, load: Load) -> float:
+        """How long the peer takes for a load."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(load.question() + "\n")
+        self._process.stdin.flush()
+        return float(json.loads(self._read())[self._clock])
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.wait()
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the peer {self.name} ended; run its command by hand to see why")
+        return line
+
+
+def commands(config: BenchConfig) -> dict[str, list[str]]:
+    """The command of each peer, its model converted if need be."""
+    threads, paths = str(config.threads), models.prepare(Path(config.work_dir), config.ctranslate2)
+
+    def script(python: str, name: str, *arguments: object) -> list[str]:
+        return [python, str(HERE / f"peer_{name}.py"), *map(str, arguments)]
+
+    found = {
+        f"shoal {kind}": script(sys.executable, "shoal", paths.gguf, threads, kind)
+        for kind in ("none", "int8")
+    }
+    if config.transformers:
+        found["transformers"] = script(sys.executable, "transformers", paths.hf, threads)
+    for kind, converted in paths.ctranslate2.items():
+        found[f"ctranslate2 {kind}"] = script(config.ctranslate2, "ctranslate2", converted, threads)
+    if config.openvino:
+        found["openvino genai"] = script(config.openvino, "openvino", paths.gguf, threads)
+    return found
+
+
+def measure(peers: Sequence[Peer], rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Tokens a second of each peer for each load, round by round."""
+    figures: dict[str, dict[str, list[float]]] = {
+        peer.name: {name: [] for name in ("single", *LOADS)} for peer in peers
+    }
+    for _ in range(rounds):
+        for peer in peers:
+            first = peer.seconds(FIRST)
+            figures[peer.name]["single"].append((ONE.new - 1) / (peer.seconds(ONE) - first))
+        for name, load in LOADS.items():
+            for peer in peers:
+                tokens = load.prompts * (load.length if load.new == 1 else load.new)
+                figures[peer.name][name].append(tokens / peer.seconds(load))
+    return figures
+
+
+def table(figures: dict[str, dict[str, list[float]]], clock: str) -> str:
+    """Medians, and below them Shoal's ratio to the best of the others."""
+    columns = list(next(iter(figures.values())))
+    medians = {
+        name: {column: statistics.median(values) for column, values in row.items()}
+        for name, row in figures.items()
+    }
+    lines = [f"{f'tokens a second ({clock})':<26}" + "".join(f"{column:>16}" for column in columns)]
+    for name, row in medians.items():
+        lines.append(f"{name:<26}" + "".join(f"{row[column]:>16,.1f}" for column in columns))
+    others = [row for name, row in medians.items() if not name.startswith("shoal")]
+    for name, row in medians.items() if others else ():
+        if name.startswith("shoal"):
+            best = {column: max(other[column] for other in others) for column in columns}
+            ratios = "".join(f"{row[column] / best[column]:>16.2f}" for column in columns)
+            lines.append(f"{name + ' / best peer':<26}" + ratios)
+    return "\n".join(lines)
+
+
+def main(argv: list[str]) -> None:
+    """Measures, prints, and writes the figures to a file if one is named."""
+    config = parse(BenchConfig, argv, prog="bench.engine_peers", description=__doc__ or "")
+    config = replace(config, work_dir=str(Path(config.work_dir).resolve()))
+    logs.setup("bench", level="warning")
+    facts = machine()
+    print(", ".join(f"{key} {value}" for key, value in facts.items()))
+    with ExitStack() as processes:
+        peers = []
+        for name, command in commands(config).items():
+            peers.append(Peer(name, command, config))
+            processes.callback(peers[-1].close)
+        for peer in peers:
+            peer.wait_ready()
+        figures = measure(peers, config.rounds)
+    print(table(figures, "elapsed" if config.clock == "seconds" else "CPU"))
+    if config.json:
+        report = {"machine": facts, "config": vars(config), "figures": figures}
+        Path(config.json).write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
