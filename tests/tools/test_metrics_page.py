@@ -12,6 +12,17 @@ from prometheus_client import generate_latest
 
 from tools.metrics_page import PAGE, SERVICES, registries, render, sample_name, with_tables
 
+_ROOT = PAGE.parents[1]
+_PLACES = (
+    "README.md",
+    "docs/**/*.md",
+    "deploy/k8s/shoal/files/rules.yaml",
+    "deploy/k8s/shoal/dashboards/*.json",
+)
+_NAMED = re.compile(
+    r"\b((?:shoal_(?:gateway|fleet|tokenizer|detokenizer|worker|abort)_|vllm:)[a-z_0-9]*[a-z])"
+)
+_APPENDED = re.compile(r"_(total|bucket|count|sum)$")
 _VLLM_COLON = re.compile(r"vllm:\w+ metric names should not contain ':'")
 
 
@@ -40,6 +51,20 @@ async def test_a_series_is_there_before_it_counts() -> None:
         for metric in registry.collect():
             assert metric.samples, f"{service}: {metric.name}"
             assert len(metric.samples) <= 30, f"{service}: {metric.name}"
+
+
+async def test_the_docs_name_no_metric_that_is_not_there() -> None:
+    """Nor do the alerts and the dashboards."""
+    told = {
+        metric.name for registry in (await registries()).values() for metric in registry.collect()
+    }
+    named: dict[str, set[str]] = {}
+    for pattern in _PLACES:
+        for path in sorted(_ROOT.glob(pattern)):
+            for name in _NAMED.findall(path.read_text()):
+                named.setdefault(_APPENDED.sub("", name), set()).add(path.name)
+    assert len(named) >= 30
+    assert not {name: places for name, places in named.items() if name not in told}
 
 
 @pytest.mark.parametrize("service", SERVICES)

@@ -85,6 +85,7 @@ _TRAFFIC = Section(
                 Query(total("shoal_gateway_requests_in_flight", by="kind"), "{{kind}}"),
                 Query(total("shoal_gateway_requests_queued"), "queued in gateways"),
                 Query(total("vllm:num_requests_waiting"), "waiting in workers"),
+                Query(f"{total('shoal_gateway_requests_held')} or vector(0)", "held for a worker"),
             ],
             "Requests that gateways hold, and those of them that wait.",
         ),
