@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -43,6 +44,7 @@ def fleet(collector: Collector) -> Iterator[ServedFleet]:
     try:
         with ServedFleet(
             *("--engine", "fake", "--model", "byte", "--fake-step-ms", "2", "--workers", "2"),
+            *("--log-level", "debug", "--log-format", "json"),
             f"--otlp-endpoint={collector.endpoint}",
         ) as served:
             yield served
@@ -117,6 +119,9 @@ def test_one_trace_over_all_services(fleet: ServedFleet, collector: Collector) -
     queue, prefill, decode = (_one(spans, name) for name in ("queue", "prefill", "decode"))
     assert queue.start <= queue.end <= prefill.start <= prefill.end <= decode.start <= decode.end
     assert not any(span.failed for span in spans)
+    (line,) = [line for line in fleet.log if "a request ended" in line and "of-interest" in line]
+    told = json.loads(line)
+    assert (told["service"], told["trace_id"]) == ("gateway", TRACE)
 
 
 def test_a_call_without_a_context_is_one_new_trace(
@@ -271,6 +276,9 @@ async def test_a_collector_that_is_away_delays_nothing(tmp_path: Path) -> None:
             for _ in range(100):
                 await stub.Encode(tokenizer_pb2.EncodeRequest(text="abc"), timeout=30)
         assert tokenizer.stop() == 0
+        lines = [json.loads(line) for line in tokenizer.log]  # OpenTelemetry's complaints, too
+        assert {line["service"] for line in lines} == {"tokenizer"}
+        assert [line for line in lines if line["logger"].startswith("opentelemetry")]
 
 
 def test_off_is_off() -> None:
