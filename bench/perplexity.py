@@ -23,7 +23,7 @@ import torch
 from bench.engine import machine
 from services.common import logs
 from services.common.config import option, parse
-from services.tokenizer.vocabulary import build_vocabulary
+from services.common.text.vocabulary import build_vocabulary
 from services.worker.config import WorkerConfig
 from services.worker.core import Batch
 from services.worker.engine.loading import load_model

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.tokenizer.vocabulary import Vocabulary, build_vocabulary
+from services.common.text.vocabulary import Vocabulary, build_vocabulary
 
 _NUM_WORDS = 64
 

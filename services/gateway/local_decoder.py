@@ -1,17 +1,14 @@
-"""Decoding inside the gateway (`--detokenizers 0`): the detokenizer's core, called directly.
-
-The only module of the gateway that knows the tokenizer package.
-"""
+"""Decoding inside the gateway (`--detokenizers 0`): the detokenizer's core, called directly."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 
+from services.common.text.decoder import TextDecoder, TextDelta, build_decoder
 from services.common.tracing import NO_TRACE, NoTracing, Span, TraceContext, Tracing
 from services.gateway.domain import TextOptions
 from services.gateway.peers.detokenizer import TextSink, TextStream
-from services.tokenizer.detokenizer import TextDecoder, TextDelta, build_decoder
 
 
 class LocalDecoder:

@@ -22,17 +22,17 @@ from services.common.admin import build_app, serve_admin
 from services.common.config import parse
 from services.common.metrics import process_registry
 from services.common.rpc import IDLE_PEER_TIMEOUT_SECONDS, Server
+from services.common.text.decoder import TextDecoder
+from services.common.text.vocabulary import Vocabulary, build_vocabulary
 from services.common.tracing import Tracing, tracing_to
 from services.tokenizer.config import DetokenizerConfig, TokenizerConfig
 from services.tokenizer.decode_servicer import DetokenizerServicer
-from services.tokenizer.detokenizer import TextDecoder
 from services.tokenizer.encode_servicer import TokenizerServicer
 from services.tokenizer.encoder import Encoder
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.metrics import DetokenizerMetrics, TokenizerMetrics
 from services.tokenizer.session import Sessions
 from services.tokenizer.to_proto import info_to_proto
-from services.tokenizer.vocabulary import Vocabulary, build_vocabulary
 
 log = logging.getLogger(__name__)
 

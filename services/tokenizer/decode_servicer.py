@@ -9,9 +9,9 @@ from protos import tokenizer_pb2, tokenizer_pb2_grpc
 from services.common.errors import InvalidRequest, Overloaded, ShoalError, Unavailable
 from services.common.rpc import Outbox
 from services.common.session import send_headers
+from services.common.text.decoder import TextDecoder, TextDelta
 from services.common.tracing import NoTracing, Span, TraceContext, Tracing
 from services.common.wire import error_to_proto
-from services.tokenizer.detokenizer import TextDecoder, TextDelta
 from services.tokenizer.metrics import DetokenizerMetrics
 from services.tokenizer.session import Sessions
 

@@ -21,10 +21,10 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from services.common.errors import InvalidRequest, TooLarge
+from services.common.text.vocabulary import Vocabulary
 from services.tokenizer.chat_template import ChatTemplate, Conversation
 from services.tokenizer.control import ControlGuard, control_tokens
 from services.tokenizer.dialect import ReasoningState, reasoning_state
-from services.tokenizer.vocabulary import Vocabulary
 
 MAX_TEXT_BYTES = 16 * 1024 * 1024
 

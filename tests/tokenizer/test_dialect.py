@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from services.common.text.vocabulary import build_vocabulary
 from services.tokenizer.dialect import (
     ReasoningFormat,
     ReasoningState,
@@ -14,7 +15,6 @@ from services.tokenizer.dialect import (
     tool_format,
 )
 from services.tokenizer.to_proto import info_to_proto, reasoning_to_proto
-from services.tokenizer.vocabulary import build_vocabulary
 
 # The marks of published templates, in short.
 QWEN3 = (

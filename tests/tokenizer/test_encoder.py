@@ -15,10 +15,10 @@ from transformers import PreTrainedTokenizerFast
 
 from services.common.errors import InvalidRequest, TooLarge
 from services.common.model_files import ModelFiles, ModelMetadata
+from services.common.text.vocabulary import Vocabulary, build_vocabulary
 from services.tokenizer.chat_template import Conversation
 from services.tokenizer.control import control_tokens
 from services.tokenizer.encoder import MAX_TEXT_BYTES, Encoder
-from services.tokenizer.vocabulary import Vocabulary, build_vocabulary
 from tests.tokenizer import trained
 
 START, END = 1, 2  # <|im_start|> and <|im_end|>

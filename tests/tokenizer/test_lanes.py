@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import pytest
 
 from services.common.errors import InvalidRequest
+from services.common.text.vocabulary import build_vocabulary
 from services.tokenizer.encoder import Encoder, Prepared
 from services.tokenizer.lanes import LONG_CHARACTERS, Encoded, Lanes, Prepare
-from services.tokenizer.vocabulary import build_vocabulary
 
 
 class SlowEncoder(Encoder):

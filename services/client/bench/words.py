@@ -80,7 +80,7 @@ class ModelCounter:
 
     def __init__(self, model: str) -> None:
         """`model` is as for `shoal serve --model`, or "embedded". Raises StartupError."""
-        from services.tokenizer.vocabulary import build_vocabulary
+        from services.common.text.vocabulary import build_vocabulary
 
         self._tokenizer = build_vocabulary("" if model == "embedded" else model).tokenizer
 

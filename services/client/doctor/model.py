@@ -47,9 +47,9 @@ def _weights(files: ModelFiles) -> Finding:
 
 def _tokenizer(model: str) -> Iterator[Finding]:
     try:
+        from services.common.text.vocabulary import build_vocabulary
         from services.tokenizer.chat_template import Conversation
         from services.tokenizer.encoder import Encoder
-        from services.tokenizer.vocabulary import build_vocabulary
     except ImportError as error:
         text = f"not looked at: {error.name} missing; pip install 'shoal[tokenizer]'"
         yield warning("tokenizer", text)

@@ -12,8 +12,8 @@ from llguidance import LLTokenizer, TokenizerWrapper
 
 from services.common.errors import StartupError, Unsupported
 from services.common.model_files import ModelMetadata
-from services.tokenizer.pieces import OtherPieces, Pieces, build_pieces
-from services.tokenizer.vocabulary import Vocabulary, build_vocabulary
+from services.common.text.pieces import OtherPieces, Pieces, build_pieces
+from services.common.text.vocabulary import Vocabulary, build_vocabulary
 
 
 def load_vocabulary(model: str) -> LLTokenizer:

@@ -13,13 +13,13 @@ import jsonschema
 import numpy as np
 import pytest
 
+from services.common.text.decoder import build_decoder
 from services.gateway.domain import Dialect, ToolFormat
 from services.gateway.openai.chat_answer import message_fields
 from services.gateway.openai.output.parser import OutputPlan
 from services.gateway.openai.output.pieces import Piece
 from services.gateway.openai.tools.grammar import tool_grammar
 from services.gateway.openai.tools.use import Tool, ToolUse
-from services.tokenizer.detokenizer import build_decoder
 from services.worker.core import Grammar
 from services.worker.grammar.compiler import compile_source, library_source
 from services.worker.grammar.vocabulary import load_vocabulary

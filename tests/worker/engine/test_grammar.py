@@ -11,7 +11,7 @@ import pytest
 import torch
 from llguidance import LLTokenizer
 
-from services.tokenizer.vocabulary import build_vocabulary
+from services.common.text.vocabulary import build_vocabulary
 from services.worker.config import WorkerConfig
 from services.worker.core import Admission, FinishReason, SamplingParams
 from services.worker.engine.build import build

@@ -11,12 +11,12 @@ from tokenizers import Tokenizer
 from transformers import GPT2Tokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from services.common.errors import StartupError
-from services.tokenizer.vocabulary import build_vocabulary
+from services.common.text.vocabulary import build_vocabulary
 from tests.common.test_model_files import CONFIG, write_directory
 from tests.tokenizer import trained
 from tests.tokenizer.gguf_files import write_gguf
 
-CASES = json.loads((Path(__file__).parents[1] / "data" / "smollm2-token-ids.json").read_text())
+CASES = json.loads((Path(__file__).parents[2] / "data" / "smollm2-token-ids.json").read_text())
 TEXTS = [
     "Hello  12345",
     "don't CAN'T I'll  we've",

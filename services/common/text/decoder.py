@@ -1,6 +1,7 @@
 """Many texts growing from token ids at once, each watched for its stop strings.
 
-The core of the detokenizer service, which the gateway can also use in its own process.
+The core of the detokenizer service, which the gateway also uses in its own process where there
+is no such service.
 It owns the state of every open text, by handle, and knows nothing of gRPC. A text's
 state is a function of its ids, so another instance rebuilds it from them.
 """
@@ -10,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.tokenizer.pieces import Pieces, PieceStream, build_pieces
-from services.tokenizer.stop import StopMatcher
-from services.tokenizer.vocabulary import Vocabulary, build_vocabulary
+from services.common.text.pieces import Pieces, PieceStream, build_pieces
+from services.common.text.stop import StopMatcher
+from services.common.text.vocabulary import Vocabulary, build_vocabulary
 
 
 @dataclass(slots=True)

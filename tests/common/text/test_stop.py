@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.tokenizer.stop import StopMatch, StopMatcher
+from services.common.text.stop import StopMatch, StopMatcher
 
 
 def first_match(text: str, stops: list[str]) -> StopMatch | None:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from services.tokenizer.pieces import (
+from services.common.text.pieces import (
     BytePieces,
     OtherPieces,
     Pieces,
@@ -17,7 +17,7 @@ from services.tokenizer.pieces import (
     build_pieces,
     sentencepiece_rules,
 )
-from services.tokenizer.vocabulary import build_vocabulary
+from services.common.text.vocabulary import build_vocabulary
 from tests.tokenizer import trained
 
 MADE: dict[str, Callable[[], Tokenizer]] = {

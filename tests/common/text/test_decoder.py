@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from services.tokenizer.detokenizer import TextDecoder, TextDelta, build_decoder
-from services.tokenizer.vocabulary import build_vocabulary
+from services.common.text.decoder import TextDecoder, TextDelta, build_decoder
+from services.common.text.vocabulary import build_vocabulary
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,1 @@
+"""Vocabularies, and text from token ids: for the detokenizer, the gateway and the worker."""
