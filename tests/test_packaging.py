@@ -93,11 +93,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_wheel_brings_protos_stubs_and_licence(wheel: Path) -> None:
+def test_the_wheel_brings_protos_stubs_the_page_and_licence(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     for suffix in (".proto", "_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi"):
         assert f"protos/worker{suffix}" in names
     assert "services/py.typed" in names
+    assert {f"services/gateway/web/bundle/{name}" for name in ("app.js", "licenses.txt")} <= {
+        *names
+    }
+    assert not [name for name in names if name.endswith(".jsx") or "node_modules" in name]
     assert any(name.endswith("LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests", "bench", "tools"))]
 

@@ -7,35 +7,41 @@ percentiles are worked out when somebody asks. Times are the caller's clock, in 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from bisect import bisect, bisect_left
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from math import log
 
 from services.gateway.watch.shapes import FleetHistory, Minute, Percentiles
 
 KEPT_SECONDS = 180
 _MINUTE = 60
 _RATE_SECONDS = 2  # whole ones that a rate is the mean of
-# Durations are counted in buckets, each 10 % wider than the one before, from 0.1 ms on.
-_LEAST = 1e-4
-_PER_LEAST = 1 / _LEAST
-_PER_E = 1 / math.log(1.1)
+# Durations are counted in buckets, each 10 % wider than the one before, from 0.1 ms to 160 s.
+_GROWTH = 1.1
+_BOUNDS = tuple(1e-4 * _GROWTH**i for i in range(150))
 
 
 class _Second:
     """What happened in one second of the clock."""
 
     __slots__ = (
-        "at", "cancelled", "ended", "errors", "itl", "resumes", "tokens_in", "tokens_out", "ttft",
+        "_figures", "at", "cancelled", "ended", "errors", "itl", "resumes", "tokens_in",
+        "tokens_out", "ttft",
     )  # fmt: skip
 
     def __init__(self, at: int) -> None:
         self.at = at
-        self.ttft: defaultdict[int, int] = defaultdict(int)  # bucket -> how often
-        self.itl: defaultdict[int, int] = defaultdict(int)
+        self.ttft = [0] * (len(_BOUNDS) + 1)  # how often, by bucket
+        self.itl = [0] * (len(_BOUNDS) + 1)
         self.tokens_in = self.tokens_out = 0
         self.ended = self.errors = self.cancelled = self.resumes = 0
+        self._figures: tuple[Percentiles, Percentiles] | None = None
+
+    def figures(self) -> tuple[Percentiles, Percentiles]:
+        """Of TTFT and of the time between texts; asked for once the second is over."""
+        if self._figures is None:
+            self._figures = percentiles([self.ttft]), percentiles([self.itl])
+        return self._figures
 
 
 class Recent:
@@ -51,15 +57,15 @@ class Recent:
         """A request's first text was handed out, `seconds` after its arrival."""
         second = self._second(now)
         second.tokens_out += num_tokens
-        second.ttft[_bucket(seconds)] += 1
+        second.ttft[bisect(_BOUNDS, seconds)] += 1
 
     def observe_chunk(self, now: float, num_tokens: int, seconds: float) -> None:
         """A text was handed out, `seconds` after the one before. On the path of every token."""
         second = self._newest
-        if now >= second.at + 1 or now < second.at:
+        if not second.at <= now < second.at + 1:
             second = self._second(now)
         second.tokens_out += num_tokens
-        second.itl[int(log(seconds * _PER_LEAST) * _PER_E) if seconds > _LEAST else 0] += 1
+        second.itl[bisect(_BOUNDS, seconds)] += 1
 
     def count_prompt(self, now: float, num_tokens: int) -> None:
         """A worker accepted a request."""
@@ -103,8 +109,7 @@ class Recent:
     def history(self, now: float) -> FleetHistory:
         """The whole seconds that are kept, oldest first."""
         seconds = self._last(int(now) - 1, KEPT_SECONDS - 1)
-        ttft = [percentiles([second.ttft]) for second in seconds]
-        itl = [percentiles([second.itl]) for second in seconds]
+        ttft, itl = zip(*(second.figures() for second in seconds), strict=True)
         return FleetHistory(
             now=now,
             start=[float(second.at) for second in seconds],
@@ -138,26 +143,17 @@ class Recent:
         ]
 
 
-def percentiles(counts: Iterable[Mapping[int, int]]) -> Percentiles:
-    """Of the durations in some buckets."""
-    total: Counter[int] = Counter()
-    for each in counts:
-        total.update(each)
-    count = total.total()
+def percentiles(counts: Iterable[Sequence[int]]) -> Percentiles:
+    """Of the durations in some rows of buckets."""
+    total = [sum(column) for column in zip(*counts, strict=True)]
+    count = sum(total)
     if not count:
         return Percentiles(0)
-    ordered = sorted(total.items())
-    return Percentiles(count, *(_rank(ordered, share * count) for share in (0.5, 0.9, 0.99)))
+    up_to = list(accumulate(total))
+    return Percentiles(count, *(_rank(up_to, share * count) for share in (0.5, 0.9, 0.99)))
 
 
-def _rank(ordered: list[tuple[int, int]], rank: float) -> float:
+def _rank(up_to: list[int], rank: float) -> float:
     """The duration that `rank` of the durations do not exceed: the middle of its bucket."""
-    up_to = accumulate(count for _, count in ordered)
-    bucket = next(
-        bucket for (bucket, _), below in zip(ordered, up_to, strict=True) if below >= rank
-    )
-    return _LEAST * math.exp((bucket + 0.5) / _PER_E)
-
-
-def _bucket(seconds: float) -> int:
-    return int(log(seconds * _PER_LEAST) * _PER_E) if seconds > _LEAST else 0
+    bucket = bisect_left(up_to, rank)
+    return _BOUNDS[0] * math.pow(_GROWTH, bucket - 0.5)

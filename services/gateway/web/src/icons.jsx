@@ -21,7 +21,7 @@ const PATHS = {
 
 export function Icon({ name }) {
   return (
-    <svg class={`glyph ${name}`} viewBox="0 0 20 20" width="18" height="18" aria-hidden="true">
+    <svg class={`glyph glyph-${name}`} viewBox="0 0 20 20" width="18" height="18" aria-hidden="true">
       <path d={PATHS[name]} />
     </svg>
   );

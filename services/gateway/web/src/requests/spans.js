@@ -59,6 +59,7 @@ function choiceSpans(rows, events, choice, stop) {
         break;
       case "first_token":
         firstToken ??= event.at;
+        if (phase?.ticks.length) phase.note = `in ${phase.ticks.length + 1} parts`;
         open("Decode", "decode", event.at, worker);
         break;
       case "first_text":
