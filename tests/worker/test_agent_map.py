@@ -376,3 +376,62 @@ async def test_what_the_engine_was_not_told_of_ends_without_it(end: str) -> None
     assert bench.agent.num_requests == 1
     bench.deliver(frame)
     assert list(bench.live.values()) == ([] if end == "hand back" else [77])
+
+
+async def test_the_engine_is_watched_while_some_session_watches() -> None:
+    bench = Bench()
+    first, second, other = bench.open(), bench.open(), bench.open()
+
+    def watch(session: Session, *, on: bool) -> list[bool]:
+        bench.agent.receive(session, worker_pb2.WorkerSessionRequest(watch_steps=on))
+        told = [each.watch_steps for each in bench.commands]
+        bench.commands.clear()
+        return told
+
+    assert watch(first, on=True) == [True]
+    assert watch(first, on=True) == watch(second, on=True) == []
+    event = engine_pb2.EngineEvent(step=worker_pb2.StepFrame(epoch=3, step=9))
+    event.steps.add(number=9, duration_us=20)
+    bench.agent.handle_event(event)
+    assert [step.number for step in first.outbox.pending.steps] == [9]
+    assert [step.number for step in second.outbox.pending.steps] == [9]
+    assert not other.outbox.pending.steps
+    assert watch(first, on=False) == []
+    bench.agent.close_session(second)
+    assert [command.watch_steps for command in bench.commands] == [False]
+
+
+async def test_steps_that_a_watcher_does_not_read_are_bounded() -> None:
+    session = Bench().open()
+    for number in range(5000):
+        session.add_steps([worker_pb2.EngineStep(number=number)])
+    assert len(session.outbox.pending.steps) == 1024
+
+
+async def test_a_load_tells_the_engines_totals() -> None:
+    bench = Bench()
+    session = bench.open()
+    bench.submit(session, 40, 9)
+    stats = engine_pb2.EngineStats(
+        num_prefill_tokens=1, num_output_tokens=2, num_prefix_query_tokens=3,
+        num_prefix_hit_tokens=4, step_us=5, busy_us=6, bubble_us=7,
+    )  # fmt: skip
+    bench.agent.handle_event(engine_pb2.EngineEvent(step=bench.obey(), stats=stats))
+    load = take(session).load
+    assert (load.num_prefill_tokens, load.num_output_tokens) == (1, 2)
+    assert (load.num_prefix_query_tokens, load.num_prefix_hit_tokens) == (3, 4)
+    assert (load.step_us, load.busy_us, load.bubble_us) == (5, 6, 7)
+
+
+@pytest.mark.parametrize("num_sessions", [1, 2])
+async def test_parts_of_prompts_come_under_the_clients_names(num_sessions: int) -> None:
+    bench = Bench()
+    session, *_ = [bench.open() for _ in range(num_sessions)]
+    bench.submit(session, 40, 9)
+    bench.obey()
+    take(session)
+    frame = worker_pb2.StepFrame(epoch=3, step=2)
+    frame.prefilled.add(handle=next(iter(bench.live)), num_tokens=512)
+    bench.deliver(frame)
+    (part,) = take(session).prefilled
+    assert (part.handle, part.num_tokens) == (40, 512)

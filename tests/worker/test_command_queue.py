@@ -68,3 +68,18 @@ def test_of_settings_the_last_word_counts_and_goes_once() -> None:
     queue.add(engine_pb2.EngineCommand(watch_steps=False))
     assert queue.next() == engine_pb2.EngineCommand(log_level="info", watch_steps=False)
     assert queue.next() is None
+
+
+def test_whether_to_watch_is_told_once_and_the_last_word_counts() -> None:
+    queue = CommandQueue()
+    queue.add(engine_pb2.EngineCommand(watch_steps=True))
+    queue.add(engine_pb2.EngineCommand(watch_steps=False))
+    command = queue.next()
+    assert command is not None
+    assert command.HasField("watch_steps")
+    assert not command.watch_steps
+    assert queue.next() is None
+    queue.add(engine_pb2.EngineCommand(aborts=[1]))
+    command = queue.next()
+    assert command is not None
+    assert not command.HasField("watch_steps")

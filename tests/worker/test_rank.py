@@ -175,6 +175,29 @@ def test_aborts_free_their_pages_and_the_cache_can_be_flushed(rank: RankProcess)
     assert not rank.events[-1].step.load.prefix_digest
 
 
+def test_it_tells_of_every_step_while_it_is_watched(rank: RankProcess) -> None:
+    rank.read_until_ready()
+    rank.submit(1, [7] * 1200, 5)
+    rank.read_until_ended(1)
+    assert not any(event.steps for event in rank.events)
+    parts = [part.num_tokens for event in rank.events for part in event.step.prefilled]
+    assert parts == [512, 1024]  # the last part is told by the first token
+    rank.send(engine_pb2.EngineCommand(watch_steps=True))
+    rank.submit(2, [8] * 1200, 40)
+    rank.read_until_ended(2)
+    told: list[worker_pb2.EngineStep] = []
+    while sum(step.num_decode_tokens for step in told) < 39:  # after the prompt's own
+        rank.read()
+        told = [step for event in rank.events for step in event.steps]
+    assert sum(step.num_prefill_tokens for step in told) == 1200
+    numbers = [step.number for step in told]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    rank.send(engine_pb2.EngineCommand(watch_steps=False))
+    rank.submit(3, [9], 5)
+    rank.read_until_ended(3)
+    assert [step for event in rank.events for step in event.steps] == told
+
+
 @pytest.mark.parametrize("rank", [{"fake_step_ms": 1.0}], indirect=True)
 def test_an_agent_that_does_not_read_holds_up_nothing_and_loses_nothing(rank: RankProcess) -> None:
     rank.read_until_ready()
