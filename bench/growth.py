@@ -1,70 +1,123 @@
-"""How the worker's bookkeeping grows: the scheduler's CPU a step, and a prefix's look-up.
+"""How the gateway's cost grows: CPU a token from one stream to thousands, memory an idle stream.
 
-    python -m bench.growth
+    python -m bench.growth --rounds 3
 
-CPU time of this process, least of the rounds; no model is loaded.
+The real gateway, tokenizer and detokenizer over a stub worker that emits a token for every stream
+in every step (`bench/peers`). CPU time is that of the gateway's process alone, so the figures hold
+on a machine that others use too. An idle stream has been accepted and gets nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sys
-import time
+import tempfile
+import urllib.request
 from dataclasses import dataclass
+from pathlib import Path
 
-import numpy as np
-
-from bench.engine_load import scheduler_seconds
+from bench.peers.model_dir import write_model
+from bench.peers.report import Rounds, table
+from bench.peers.steps import HELD
+from bench.peers.systems import Running, Shoal, Site, chat_body
+from bench.peers.wire import flood
+from services.client.connection import Pool
+from services.common import logs, process
 from services.common.config import option, parse
-from services.worker.kvcache.radix_tree import RadixTree
 
-PAGE_SIZE = 16
-SHARED = 64  # tokens that cached prompts have in common, as of a system prompt
-RUNNING = (1, 4, 16, 64, 256, 512, 1024)
-CACHED = (10, 1_000, 100_000)
+_TOKENS = 16384  # of all streams together
+_LEAST_TOKENS = 128  # of each, lest beginnings be measured
+_PATIENCE = 120.0
 
 
 @dataclass(frozen=True)
-class BenchConfig:
-    """What is measured."""
+class GrowthConfig:
+    """How far, and how often."""
 
-    rounds: int = option(3, "times each is measured; the least counts")
-    steps: int = option(50, "steps of the scheduler a round")
-    largest: int = option(100_000, "the most running requests and cached prefixes measured")
+    streams: tuple[str, ...] = option(
+        ("1", "16", "64", "256", "1024", "2000"), "streams at once", metavar="N,..."
+    )
+    idle_streams: int = option(1000, "idle streams whose memory is measured")
+    rounds: int = option(3, "fleets that are measured one after the other")
+    detokenizers: int = option(1, "0: the gateway decodes")
 
 
-def match_seconds(num_cached: int, rounds: int) -> float:
-    """CPU seconds to look up a cached prompt of 1,000 tokens among so many others."""
-    tree = RadixTree(PAGE_SIZE)
-    random = np.random.default_rng(1)
-    shared = random.integers(0, 50_000, SHARED, dtype=np.int32)
-    long = np.concatenate((shared, random.integers(0, 50_000, 1_000 - SHARED, dtype=np.int32)))
-    pages = len(long) // PAGE_SIZE
-    tree.insert(long[: pages * PAGE_SIZE], list(range(pages)), "")
-    for number in range(num_cached):
-        tail = random.integers(0, 50_000, PAGE_SIZE, dtype=np.int32)
-        cached = np.concatenate((shared, tail))
-        first = pages + number * len(cached)
-        tree.insert(cached, list(range(first, first + len(cached) // PAGE_SIZE)), "")
-    best = float("inf")
-    for _ in range(rounds):
-        started = time.process_time()
-        for _ in range(100):
-            found = tree.match(long, "")
-        best = min(best, (time.process_time() - started) / 100)
-    assert len(found.pages) == pages
-    return best
+async def measure(config: GrowthConfig, rounds: Rounds) -> None:
+    """Adds a fleet's figures to `rounds` for each round."""
+    with tempfile.TemporaryDirectory(prefix="growth-") as directory:
+        model = Path(directory) / "model"
+        model.mkdir()
+        token_ids = write_model(model)
+        for number in range(config.rounds):
+            home = Path(directory) / str(number)
+            home.mkdir()
+            shoal = Shoal(detokenizer=config.detokenizers > 0)
+            async with shoal.run(Site(home, model, token_ids)) as running:
+                await _one_fleet(config, shoal.name, running, rounds)
+
+
+async def _one_fleet(config: GrowthConfig, name: str, running: Running, rounds: Rounds) -> None:
+    await flood(running, 1, _LEAST_TOKENS)  # what is loaded at the first request is no stream's
+    rounds.add(name, "gateway, KiB an idle stream", await _idle(running, config.idle_streams))
+    for streams in map(int, config.streams):
+        tokens = max(_TOKENS // streams, _LEAST_TOKENS) if streams > 1 else 1024
+        figures = await flood(running, streams, tokens)
+        spent = figures["CPU us a token of gateway"]
+        rounds.add(name, f"gateway, CPU us a token, {streams}", spent)
+
+
+async def _idle(running: Running, streams: int) -> float:
+    """KiB of resident memory that a stream without news holds in the gateway."""
+    gateway = running.processes["gateway"]
+    pool = Pool(running.origin)
+    before = gateway.memory_info().rss
+    bodies = [chat_body(f"{number} waits", 8, HELD) for number in range(streams)]
+    waiting = [
+        asyncio.create_task(pool.post("/v1/chat/completions", body, timeout=_PATIENCE))
+        for body in bodies
+    ]
+    try:
+        await _in_flight(running, streams)
+        return float(gateway.memory_info().rss - before) / streams / 1024
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        pool.close()
+
+
+async def _in_flight(running: Running, streams: int) -> None:
+    """Polls the gateway's metrics: another process's state can only be asked for."""
+    wanted = f'shoal_gateway_handles{{peer="worker"}} {streams:.1f}'
+    url = f"http://{running.origin.host}:{running.origin.port}/metrics"
+    async with asyncio.timeout(_PATIENCE):
+        while wanted not in await asyncio.to_thread(_get, url):  # noqa: ASYNC110
+            await asyncio.sleep(0.2)
+
+
+def _get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        text: bytes = answer.read()
+        return text.decode()
 
 
 def main(argv: list[str]) -> None:
     """Measures and prints."""
-    config = parse(BenchConfig, argv, prog="bench.growth", description=__doc__ or "")
-    print(f"{'running requests':<24}{'CPU us a step':>16}{'us a request':>16}")
-    for running in (n for n in RUNNING if n <= config.largest):
-        seconds = min(scheduler_seconds(running, config.steps) for _ in range(config.rounds))
-        print(f"{running:<24,}{1e6 * seconds:>16,.0f}{1e6 * seconds / running:>16,.2f}", flush=True)
-    print(f"{'cached prefixes':<24}{'CPU us a match of 1,000 tokens':>32}")
-    for cached in (n for n in CACHED if n <= config.largest):
-        print(f"{cached:<24,}{1e6 * match_seconds(cached, config.rounds):>32,.1f}", flush=True)
+    config = parse(GrowthConfig, argv, prog="bench.growth", description=__doc__ or "")
+    logs.setup("bench", level="warning")
+    rounds = Rounds()
+
+    async def run(stop: asyncio.Event) -> int:
+        work = asyncio.create_task(measure(config, rounds))
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait([work, stopped], return_when=asyncio.FIRST_COMPLETED)
+        for task in (work, stopped):
+            task.cancel()
+        await asyncio.gather(work, stopped, return_exceptions=True)
+        print(table(rounds))
+        return 0 if work.cancelled() else (work.result() or 0)
+
+    process.run(run)
 
 
 if __name__ == "__main__":

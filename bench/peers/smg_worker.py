@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ class StubScheduler(sglang_scheduler_pb2_grpc.SglangSchedulerServicer):  # type:
             while not last:
                 if pause := self._steps.pause_of(name):
                     await asyncio.sleep(pause)  # the device at work
-                token_id, last = self._steps.take_one(name, time.monotonic())
+                token_id, last = self._steps.take_one(name, self._steps.beat_at())
                 token_ids.append(token_id)
                 chunk = sglang_scheduler_pb2.GenerateStreamChunk(
                     token_ids=[token_id],

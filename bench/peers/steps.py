@@ -2,9 +2,9 @@
 
 A request with `top_p` 1 is flooded: the next step follows as soon as the wire has taken the last.
 One with `top_p` below 1 is paced at `PACE` steps a second, and its number is top_p in thousandths:
-the one thing that a client says and every peer passes on. When its tokens are sent is kept, and
-written to a file as JSON, {number: [seconds of the monotonic clock, ...]}, whenever nothing is
-left.
+the one thing that a client says and every peer passes on. One with `HELD` gets nothing at all.
+When paced tokens are sent is kept, and written to a file as JSON, {number: [seconds of the
+monotonic clock, ...]}, whenever nothing is left.
 
 Only the standard library: the peers' own interpreters import it.
 """
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 NAME = "bench"  # what every system calls the model
+HELD = 0.5  # the top_p of a stream that stays idle
 PACE = 50.0  # tokens a second of a paced stream
 
 
@@ -43,6 +44,8 @@ class Steps:
         self._live: dict[object, Live] = {}
         self._times: dict[int, list[float]] = {}
         self._next_at = 0.0
+        self._beat = 0  # number of the beat, and when the first of its tokens was there
+        self._beat_at = 0.0
 
     def __bool__(self) -> bool:
         return bool(self._live)
@@ -53,6 +56,8 @@ class Steps:
         return len(self._live) == 1 and not next(iter(self._live.values())).number
 
     def add(self, name: object, max_tokens: int, top_p: float) -> None:
+        if top_p == HELD:
+            return
         number = round(top_p * 1000) if top_p < 0.9995 else 0
         live = Live(max_tokens, number)
         if number:
@@ -76,6 +81,13 @@ class Steps:
             return 0.0
         now = time.monotonic()
         return (math.floor(now * PACE) + 1) / PACE - now
+
+    def beat_at(self) -> float:
+        """When this beat began: an engine has all rows of a step at once, whoever sends first."""
+        now = time.monotonic()
+        if (beat := math.floor(now * PACE)) != self._beat:
+            self._beat, self._beat_at = beat, now
+        return self._beat_at
 
     def take(self) -> list[tuple[Any, int, bool]]:
         """The next step: (name, token id, whether it is the last) of each request."""

@@ -33,7 +33,8 @@ _PATH = "/v1/chat/completions"
 _SHORT_PROMPT = "one two three four five six"  # with the template about 16 more tokens
 _PACED_TOKENS = 100
 _SKIPPED_TOKENS = 10  # of each paced stream, until all have begun
-_FLOODED_TOKENS = 2048  # of one stream; more streams share eight times as many
+_FLOODED_TOKENS = 2048  # of one stream; more streams share eight times as many, but each has
+_LEAST_FLOODED_TOKENS = 128  # at least so many, lest beginnings be measured
 _PATIENCE = 120.0
 
 
@@ -88,10 +89,10 @@ async def _one_system(
     config: WireConfig, name: str, site: Site, running: Running, rounds: Rounds
 ) -> None:
     for streams in map(int, config.streams):
-        total = _FLOODED_TOKENS * (1 if streams == 1 else 8) * config.scale
-        tokens = max(int(total / streams), 1)
-        flood = await _flood(running, streams, tokens)
-        for measure, value in flood.items():
+        each = _FLOODED_TOKENS * (1 if streams == 1 else 8) / streams
+        tokens = max(int(max(each, _LEAST_FLOODED_TOKENS) * config.scale), 1)
+        figures = await flood(running, streams, tokens)
+        for measure, value in figures.items():
             rounds.add(name, f"{measure}, {streams}", value)
         latencies = await _paced(site, running, streams)
         if latencies:
@@ -100,8 +101,8 @@ async def _one_system(
     rounds.add(name, "short requests/s", await _short(running, config.short_requests))
 
 
-async def _flood(running: Running, streams: int, tokens: int) -> dict[str, float]:
-    """Every stream as fast as it comes."""
+async def flood(running: Running, streams: int, tokens: int) -> dict[str, float]:
+    """Every stream as fast as it comes: events and tokens a second, CPU time by role."""
     pool = Pool(running.origin)
     try:
         await _all(pool, [chat_body("warm", 2)] * streams)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import growth
 from bench.peers.report import Rounds, table
 from bench.peers.steps import Steps
 from bench.peers.wire import WireConfig, measure
@@ -50,6 +51,15 @@ def test_ratios_are_those_of_each_round() -> None:
     lines = table(rounds).splitlines()
     assert "| events/s | 10 (8 to 30) | 8 (5 to 10) |" in lines
     assert "| events/s | 2 |" in lines
+
+
+@pytest.mark.integration
+async def test_the_gateways_growth_is_measured() -> None:
+    rounds = Rounds()
+    await growth.measure(growth.GrowthConfig(streams=("2",), idle_streams=64, rounds=1), rounds)
+    (spent,) = [name for name in rounds.measures if "CPU" in name]
+    assert (rounds.median("shoal", spent) or 0) > 0
+    assert rounds.spread("shoal", "gateway, KiB an idle stream") is not None
 
 
 @pytest.mark.integration
