@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -120,3 +121,44 @@ def test_a_startup_error_is_one_sentence_and_status_1(start: Start) -> None:
     process = start(SERVICE.format(body="raise StartupError('there is no such model')"))
     _, err = process.communicate(timeout=10)
     assert (process.returncode, err) == (1, "shoal: there is no such model\n")
+
+
+_FORKS = """
+import asyncio, collections
+from services.common import process, rpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+async def main(stop):
+    server = rpc.Server([])
+    await server.start("unix:grpc.sock")
+
+    async def talk():
+        async with rpc.open_channel("unix:grpc.sock") as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            while True:
+                await stub.Check(health_pb2.HealthCheckRequest())
+
+    talkers = [asyncio.create_task(talk()) for _ in range(5)]
+    ends = []
+    for _ in range(60):
+        child = await asyncio.create_subprocess_exec("true", start_new_session=True)
+        ends.append(await child.wait())
+    for talker in talkers:
+        talker.cancel()
+    print(collections.Counter(ends))
+
+process.run(main)
+"""
+
+
+def test_children_start_while_other_threads_are_in_grpc(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FORKS],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout == "Counter({0: 60})\n", done.stdout + done.stderr
