@@ -8,6 +8,7 @@ A watcher that reads slowly gets the newest snapshot, and misses steps.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from services.gateway.peers.worker import WorkerPeer
 from services.gateway.sse import named_event
 from services.gateway.watch.shapes import Step, WorkerSteps
 from services.gateway.watch.snapshot import Seen, snapshot
+
+log = logging.getLogger(__name__)
 
 MAX_WATCHED = 64  # workers whose steps are shown; those with the first addresses
 _MAX_UNREAD_STEPS = 4096  # of one watcher
@@ -85,6 +88,7 @@ class Feed:
             watcher.close()
         elif self._publisher is None:
             self._publisher = asyncio.create_task(self._publish())
+            self._publisher.add_done_callback(self._on_published)
         else:  # the others have theirs
             watcher.show(self._event())
         try:
@@ -100,6 +104,13 @@ class Feed:
         self._stop()
         for watcher in self._watchers:
             watcher.close()
+
+    def _on_published(self, task: asyncio.Task[None]) -> None:
+        """A fault of ours ends the streams, rather than leaving them silent."""
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            log.error("fault while showing the fleet", exc_info=fault)
+            for watcher in self._watchers:
+                watcher.close()
 
     def _stop(self) -> None:
         if self._publisher is not None:

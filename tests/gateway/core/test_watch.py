@@ -224,6 +224,19 @@ async def test_a_gateway_that_ends_ends_the_streams(rig: Rig) -> None:
         assert not await late.events()
 
 
+async def test_a_fault_ends_the_streams_and_is_logged(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(seen: object) -> FleetSnapshot:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("services.gateway.watch.feed.snapshot", broken)
+    with rig.core.feed.watch() as watcher:
+        async with asyncio.timeout(10):
+            assert not await watcher.events()
+    assert "fault while showing the fleet" in caplog.text
+
+
 async def test_a_slow_watcher_costs_a_bounded_store() -> None:
     watcher = Watcher()
     for _ in range(1000):

@@ -6,6 +6,7 @@ import { Store } from "./store.js";
 const KEPT_SECONDS = 60; // of steps
 const HISTORY_SECONDS = 180;
 const RETRY_MS = 1000;
+const NO_KEY_MS = 60_000;
 
 export const fleet = new Store(null); // the newest snapshot
 export const status = new Store("connecting"); // connecting, live, lost
@@ -36,6 +37,7 @@ export function watch() {
 
 async function follow(signal) {
   while (!signal.aborted) {
+    let pause = RETRY_MS;
     try {
       const past = await getJson("/fleet/history", { signal });
       history.set(rowsOf(past));
@@ -46,9 +48,10 @@ async function follow(signal) {
       }
     } catch (error) {
       if (signal.aborted) return;
+      if (error.status === 401) pause = NO_KEY_MS; // the dialog was just dismissed
     }
     status.set("lost");
-    await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+    await new Promise((resolve) => setTimeout(resolve, pause));
   }
 }
 

@@ -22,7 +22,7 @@ function usePolled(path, done = () => false) {
       } catch (error) {
         if (abort.signal.aborted) return;
         setState((before) => ({ ...before, error }));
-        finished = error.status === 404;
+        finished = error.status === 404 || error.status === 401;
       }
       if (!finished) timer = setTimeout(ask, EVERY_MS);
     };
