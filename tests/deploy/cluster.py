@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -91,16 +92,21 @@ class Cluster:
     def helm(self, *arguments: str) -> str:
         return self._run([self._helm, *arguments, f"--namespace={NAMESPACE}"])
 
-    def install(self, release: str, *arguments: str) -> None:
-        """Installs the chart and waits until every pod is ready.
+    def install(self, release: str, *arguments: str) -> str:
+        """Installs the chart and waits until every pod is ready; what helm said."""
+        return self._release("install", release, *arguments)
 
-        This API server knows no policy/v1 and no native grpc probes.
-        """
+    def upgrade(self, release: str, *arguments: str) -> str:
+        """Changes the values and waits for the new pods; what helm said."""
+        return self._release("upgrade", release, "--reuse-values", *arguments)
+
+    def _release(self, verb: str, release: str, *arguments: str) -> str:
+        # This API server knows no policy/v1 and no native grpc probes.
         without = [f"--set={service}.podDisruptionBudget.enabled=false" for service in SERVICES]
         if self._run([self._helm, "version", "--short"]).startswith("v4"):
             without.append("--server-side=false")  # which its API server is too old for
         waiting = ("--wait", "--timeout=90s", "--set=probes.type=http")
-        self.helm("install", release, str(CHART), *waiting, *without, *arguments)
+        return self.helm(verb, release, str(CHART), *waiting, *without, *arguments)
 
     def client(self) -> httpx.AsyncClient:
         """A client with every right."""
@@ -146,8 +152,9 @@ class RunningPod:
 
     name: str
     ip: str
+    labels: dict[str, str]
     process: asyncio.subprocess.Process
-    probe: str  # URL
+    probe: str  # URL; empty where the pod runs to its end
     pre_stop: float
     ready: bool = False
     ending: asyncio.Task[None] | None = None
@@ -190,6 +197,9 @@ class PlayedNode:
                 continue
             if "deletionTimestamp" in item["metadata"] and pod.ending is None:
                 pod.ending = asyncio.create_task(self._end(pod))
+            if not pod.probe:
+                await self._report_end(pod)
+                continue
             ready = await self._probe(pod)
             if ready != pod.ready:
                 pod.ready = ready
@@ -203,17 +213,41 @@ class PlayedNode:
         target = {"apiVersion": "v1", "kind": "Node", "name": NODE}
         binding = {"metadata": {"name": name}, "target": target}
         await self._client.post(f"{PODS}/{name}/binding", json=binding)
+        labels = item["metadata"]["labels"]
+        if "readinessProbe" not in container:  # the pod of `helm test`
+            return RunningPod(name, ip, labels, await self._run(item, container), "", 0)
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         get = container["readinessProbe"]["httpGet"]
         pod = RunningPod(
             name,
             ip,
+            labels,
             await self._spawn(item, container, ip),
             f"http://{ip}:{ports[get['port']]}{get['path']}",
             float(container["lifecycle"]["preStop"]["exec"]["command"][1]),
         )
         await self._report(pod)
         return pod
+
+    async def _run(self, item: Json, container: Json) -> asyncio.subprocess.Process:
+        """A command that ends by itself, with a cluster's DNS played in its arguments."""
+        _, *options = container["command"]
+        arguments = [await self._resolved(text) for text in container["args"]]
+        with (self._logs / f"{item['metadata']['name']}.log").open("wb") as log:
+            return await asyncio.create_subprocess_exec(
+                *(sys.executable, *options, *arguments), stdout=log, stderr=log
+            )
+
+    async def _resolved(self, url: str) -> str:
+        """A URL of a Service as that of one of its ready pods; other text as it is."""
+        match = re.fullmatch(r"(https?://)([a-z0-9-]+)(:[0-9]+)", url)
+        if match is None:
+            return url
+        path = f"/api/v1/namespaces/{NAMESPACE}/services/{match[2]}"
+        selector = (await self._client.get(path)).json()["spec"]["selector"]
+        ready = (pod for pod in self.pods.values() if pod.ready)
+        pod = next(pod for pod in ready if selector.items() <= pod.labels.items())
+        return f"{match[1]}{pod.ip}{match[3]}"
 
     async def _spawn(self, item: Json, container: Json, ip: str) -> asyncio.subprocess.Process:
         """The container's command on the pod's address, with the pod's service account."""
@@ -257,6 +291,14 @@ class PlayedNode:
             "podIPs": [{"ip": pod.ip}],
             "conditions": conditions,
         }
+        await self._patch_status(pod, status)
+
+    async def _report_end(self, pod: RunningPod) -> None:
+        if pod.process.returncode is not None:
+            phase = "Failed" if pod.process.returncode else "Succeeded"
+            await self._patch_status(pod, {"phase": phase, "podIP": pod.ip})
+
+    async def _patch_status(self, pod: RunningPod, status: Json) -> None:
         await self._client.patch(
             f"{PODS}/{pod.name}/status",
             json={"status": status},

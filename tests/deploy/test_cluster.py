@@ -20,6 +20,7 @@ import pytest
 from services.gateway.discovery.kubernetes import EndpointSlices, KubernetesApi, WatchTimes
 from tests.deploy.charts import CHART, NAMESPACE, find_helm
 from tests.deploy.cluster import Cluster, PlayedNode
+from tests.deploy.proxy import proxied
 from tests.gateway.discovery.fake_api import Json, endpoint, endpoint_slice
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
@@ -30,6 +31,7 @@ FAKE_MODEL = "--set-json=" + ",".join(
         'worker.config={"engine":"fake","fakeStepMs":10}',
     ]
 )
+OURS = "app.kubernetes.io/part-of=shoal"
 TIMES = WatchTimes(answer=5, first_retry=0.1, max_retry=0.5)
 
 
@@ -68,10 +70,14 @@ class Watch:
 
 
 @asynccontextmanager
-async def watching(cluster: Cluster, account: str, tmp_path: Path) -> AsyncIterator[Watch]:
+async def watching(
+    cluster: Cluster, account: str, tmp_path: Path, url: str = ""
+) -> AsyncIterator[Watch]:
+    """Watches with a service account's token, at another URL where one is given."""
     token = tmp_path / "token"
     token.write_text(await cluster.service_account_token(account))
-    api = KubernetesApi(f"https://127.0.0.1:{cluster.port}", token, cluster.ca_file)
+    url = url or f"https://127.0.0.1:{cluster.port}"
+    api = KubernetesApi(url, token, cluster.ca_file if url.startswith("https") else None)
     watch = Watch(EndpointSlices(api, NAMESPACE, "worker", "grpc", times=TIMES))
     task = asyncio.create_task(watch.run())
     try:
@@ -100,37 +106,84 @@ def rights(cluster: Cluster) -> None:
     cluster.kubectl("apply", f"--namespace={NAMESPACE}", "-f", "-", input=objects)
 
 
-async def test_a_stream_survives_a_rolling_update(cluster: Cluster, tmp_path: Path) -> None:
+async def test_streams_survive_the_life_of_a_release(cluster: Cluster, tmp_path: Path) -> None:
+    """Install, helm test, rolling restart, upgrade, rollback, uninstall; streams run through."""
     node = PlayedNode(cluster, tmp_path)
     playing = asyncio.create_task(node.run())
     try:
         replicas = [f"--set={s}.replicas=1" for s in ("gateway", "tokenizer", "detokenizer")]
         scaled = "--set=worker.replicas=2,drainSeconds=3"
-        await asyncio.to_thread(cluster.install, "loop", *replicas, scaled, FAKE_MODEL)
+        said = await asyncio.to_thread(cluster.install, "loop", *replicas, scaled, FAKE_MODEL)
+        show("helm install loop deploy/k8s/shoal", said)
         gateway = next(pod for pod in node.pods.values() if "gateway" in pod.name)
         url = f"http://{gateway.ip}:8000"
-        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client:
+        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=120) as client:
             await _until(lambda: _answers_200(client, "/readyz"))
+            show("helm test loop", await asyncio.to_thread(cluster.helm, "test", "loop"))
             undisturbed = await _stream(client, 200)
-            half_way = asyncio.Event()
-            # 1500 tokens of 10 ms: longer than the drain, so that they must move.
-            streams = [asyncio.create_task(_stream(client, 1500, half_way.set)) for _ in range(4)]
-            await half_way.wait()
-            before = {pod.name for pod in node.pods.values() if "worker" in pod.name}
-            restart = ("rollout", "restart", "deployment/loop-shoal-worker")
-            wait = ("rollout", "status", "deployment/loop-shoal-worker", "--timeout=90s")
-            for command in (restart, wait):
-                await asyncio.to_thread(cluster.kubectl, f"--namespace={NAMESPACE}", *command)
-            texts = await asyncio.gather(*streams)
-            after = {pod.name for pod in node.pods.values() if "worker" in pod.name}
-        assert len(after - before) == 2
-        assert {len(text) for text in texts} == {len(texts[0])}
-        assert len(set(texts)) == 1
-        assert texts[0].startswith(undisturbed)
-        await asyncio.to_thread(cluster.helm, "uninstall", "loop")
+
+            def upgrade() -> str:
+                return cluster.upgrade("loop", "--set=worker.config.maxQueue=99")
+
+            def roll_back() -> str:
+                return cluster.helm("rollback", "loop", "1", "--wait", "--timeout=90s")
+
+            async with _streaming_through(client, node, undisturbed):
+                show("kubectl rollout restart", await asyncio.to_thread(_restart, cluster))
+            async with _streaming_through(client, node, undisturbed):
+                show(
+                    "helm upgrade loop --set worker.config.maxQueue=99",
+                    await asyncio.to_thread(upgrade),
+                )
+            async with _streaming_through(client, node, undisturbed):
+                show("helm rollback loop 1", await asyncio.to_thread(roll_back))
+        history = await asyncio.to_thread(cluster.helm, "history", "loop", "--output=json")
+        revisions = json.loads(history)
+        assert [item["status"] for item in revisions] == ["superseded", "superseded", "deployed"]
+        assert revisions[-1]["description"] == "Rollback to 1"
+        show("helm uninstall loop", await asyncio.to_thread(cluster.helm, "uninstall", "loop"))
+        kinds = "deployments,services,serviceaccounts,roles,rolebindings,networkpolicies,pods"
+        ours = ("get", kinds, f"--namespace={NAMESPACE}", "--output=name", "-l", OURS)
+        await _until(lambda: cluster.kubectl(*ours).strip() == "")
     finally:
         playing.cancel()
         await asyncio.wait([playing])
+
+
+def _restart(cluster: Cluster) -> str:
+    """Replaces every worker, one after the other; what kubectl said."""
+    worker = "deployment/loop-shoal-worker"
+    restart = cluster.kubectl("rollout", "restart", worker, f"--namespace={NAMESPACE}")
+    wait = ("rollout", "status", worker, f"--namespace={NAMESPACE}", "--timeout=90s")
+    return restart + cluster.kubectl(*wait)
+
+
+@asynccontextmanager
+async def _streaming_through(
+    client: httpx.AsyncClient, node: PlayedNode, undisturbed: str
+) -> AsyncIterator[None]:
+    """Four streams, longer than the drain, run while both workers are replaced.
+
+    Each must end with all its tokens, once and in order: a fake engine's text is known.
+    """
+    half_way = asyncio.Event()
+    streams = [asyncio.create_task(_stream(client, 1500, half_way.set)) for _ in range(4)]
+    await half_way.wait()
+    before = {pod.name for pod in node.pods.values() if "worker" in pod.name}
+    yield
+    texts = await asyncio.gather(*streams)
+    after = {pod.name for pod in node.pods.values() if "worker" in pod.name}
+    assert len(after - before) == 2
+    assert len(set(texts)) == 1
+    assert texts[0].startswith(undisturbed)
+    show(
+        "four streams through it", f"{len(texts)} of 1500 tokens each, all the same text, none lost"
+    )
+
+
+def show(command: str, said: str) -> None:
+    """Prints a piece of the transcript."""
+    print(f"$ {command}\n{said.strip()}\n")
 
 
 @pytest.mark.usefixtures("rights")
@@ -140,6 +193,33 @@ async def test_other_service_accounts_may_not_watch(
     async with watching(cluster, "shoal-worker", tmp_path) as watch:
         await _until(lambda: any("answers 403" in r.getMessage() for r in caplog.records))
         assert watch.current is None
+
+
+@pytest.mark.usefixtures("rights")
+async def test_a_dropped_watch_and_a_real_410_are_followed_by_a_list(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    async with (
+        proxied(cluster) as proxy,
+        watching(cluster, "shoal-gateway", tmp_path, proxy.url) as watch,
+    ):
+        await watch.until()
+        await _apply(cluster, endpoint_slice("worker-c", endpoint("10.0.1.1")))
+        await watch.until("10.0.1.1:50051")
+        lists = proxy.num_lists
+        proxy.drop()
+        await _apply(cluster, endpoint_slice("worker-c", endpoint("10.0.1.2")))
+        await watch.until("10.0.1.2:50051")
+        assert proxy.num_lists > lists
+
+        proxy.age_next_watch()
+        proxy.drop()
+        await _until(lambda: proxy.num_expired == 1)
+        await _apply(cluster, endpoint_slice("worker-c", endpoint("10.0.1.3")))
+        await watch.until("10.0.1.3:50051")
+        path = ("delete", f"--namespace={NAMESPACE}", "endpointslices", "worker-c")
+        await asyncio.to_thread(cluster.kubectl, *path)
+        await watch.until()
 
 
 # The last one: the controllers do not all outlive their API server.

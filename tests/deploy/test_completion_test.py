@@ -17,7 +17,7 @@ import pytest
 
 from services.common.tls import server_context
 from tests.certificates import Authority
-from tests.deploy.charts import CHART, Render
+from tests.deploy.charts import CHART, Helm, Render
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +53,10 @@ def _data(events: list[dict[str, Any]], done: bool = True) -> list[str]:
     return [*(json.dumps(event) for event in events), *(["[DONE]"] if done else [])]
 
 
+WHOLE = {"choices": [{"message": {"content": "Paris"}}], "usage": _usage(37, 2, 39)["usage"]}
+STREAM = "".join(f"data: {item}\n\n" for item in _data(GOOD)).encode()
+
+
 def test_a_good_stream_passes(script: ModuleType) -> None:
     assert script.check(_data(GOOD)) == "Paris"
 
@@ -81,17 +85,17 @@ def _gateway(
     body: bytes,
     *,
     tls: ssl.SSLContext | None = None,
-    authorizations: list[str] | None = None,
+    asked: list[tuple[str, str | None]] | None = None,
+    whole: bytes = json.dumps(WHOLE).encode(),
 ) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            assert request["stream"] is True
-            if authorizations is not None:
-                authorizations.append(self.headers["Authorization"])
+            if asked is not None:
+                asked.append((request.get("model", ""), self.headers["Authorization"]))
             self.send_response(status)
             self.end_headers()
-            self.wfile.write(body)
+            self.wfile.write(body if request["stream"] or status != 200 else whole)
 
         def log_message(self, format: str, *arguments: Any) -> None:
             """Stays quiet."""
@@ -107,14 +111,35 @@ def _gateway(
 
 
 def test_over_http(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    body = "".join(f"data: {item}\n\n" for item in _data(GOOD)).encode()
-    with _gateway(200, body) as url:
+    with _gateway(200, STREAM) as url:
         assert script.main(url, 5) == 0
-    assert "Paris" in capsys.readouterr().out
+    assert "the model streamed: 'Paris'" in capsys.readouterr().out
     with _gateway(503, b'{"error": {"message": "no worker is ready"}}') as url:
         assert script.main(url, 5) == 1
     assert "no worker is ready" in capsys.readouterr().out
     assert script.main("http://127.0.0.1:1", 5) == 1
+
+
+def test_each_model_streams_one_leaves_one_and_asks_for_a_whole(script: ModuleType) -> None:
+    asked: list[tuple[str, str | None]] = []
+    with _gateway(200, STREAM, asked=asked) as url:
+        assert script.main(url, 5, ["chat", "code"]) == 0
+    assert [model for model, _ in asked] == ["chat"] * 3 + ["code"] * 3
+
+
+@pytest.mark.parametrize(
+    ("whole", "complaint"),
+    [
+        ({**WHOLE, "usage": _usage(37, 0, 37)["usage"]}, "usage is wrong"),
+        ({**WHOLE, "choices": [{"message": {"content": ""}}]}, "no text"),
+    ],
+)
+def test_a_bad_whole_answer_is_named(
+    script: ModuleType, whole: dict[str, Any], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with _gateway(200, STREAM, whole=json.dumps(whole).encode()) as url:
+        assert script.main(url, 5) == 1
+    assert complaint in capsys.readouterr().out
 
 
 def test_over_tls_with_a_key(
@@ -128,13 +153,18 @@ def test_over_tls_with_a_key(
     for name, source in (("tls.crt", files.cert), ("tls.key", files.key), ("ca.crt", files.ca)):
         (public / name).write_bytes(Path(source).read_bytes())
     (keys / "keys").write_text("# people\n\nalice:sk-alice\nsk-2\n")
-    body = "".join(f"data: {item}\n\n" for item in _data(GOOD)).encode()
-    asked: list[str] = []
-    with _gateway(200, body, tls=server_context(files), authorizations=asked) as url:
-        assert script.main(url, 20, tmp_path) == 0, capsys.readouterr().out
-    assert asked == ["Bearer sk-alice"]
+    asked: list[tuple[str, str | None]] = []
+    with _gateway(200, STREAM, tls=server_context(files), asked=asked) as url:
+        assert script.main(url, 20, secrets=tmp_path) == 0, capsys.readouterr().out
+    assert {key for _, key in asked} == {"Bearer sk-alice"}
     assert script.first_key("sk-2") == "sk-2"
     assert script.first_key("a/b:sk-3") == "a/b:sk-3", "no name, as the gateway reads it"
+
+
+def test_the_pod_names_every_model(helm: Helm) -> None:
+    render = helm.template([CHART.parent / "examples" / "several-models.yaml"])
+    (container,) = render.one("Pod", "shoal-test")["spec"]["containers"]
+    assert container["args"][3:] == ["chat", "code"]
 
 
 def test_the_pod_runs_the_script_against_the_gateway(default: Render) -> None:

@@ -113,15 +113,24 @@ class FakeApi:
         """Serves on loopback; yields the base URL."""
         path = "/apis/discovery.k8s.io/v1/namespaces/llm/endpointslices"
         app = Starlette(routes=[Route(path, self._answer)])
-        config = uvicorn.Config(app, port=port, log_config=None, timeout_graceful_shutdown=0)
-        server = EmbeddedServer(config)
-        listener = config.bind_socket()
-        listener.listen()  # so that nobody is refused while the server starts
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            self.drop_watches()
-            server.should_exit = True
-            await task
-            listener.close()
+        async with served(app, port) as url:
+            try:
+                yield url
+            finally:
+                self.drop_watches()
+
+
+@asynccontextmanager
+async def served(app: Starlette, port: int = 0) -> AsyncIterator[str]:
+    """Serves an app on loopback; yields the base URL. Open streams must end by themselves."""
+    config = uvicorn.Config(app, port=port, log_config=None, timeout_graceful_shutdown=0)
+    server = EmbeddedServer(config)
+    listener = config.bind_socket()
+    listener.listen()  # so that nobody is refused while the server starts
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await task
+        listener.close()
