@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.charts import ROOT
+from tests.full import FULL
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not os.environ.get("SHOAL_FULL"), reason="builds images: SHOAL_FULL=1"),
+    pytest.mark.skipif(not FULL, reason="builds images: SHOAL_FULL=1"),
 ]
 
 MAX_BYTES = 400 * 10**6  # unpacked
