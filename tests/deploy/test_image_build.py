@@ -100,7 +100,7 @@ def test_an_image_is_small_and_can_do_its_work_alone(target: str) -> None:
         }
         assert run("shoal", target, "--help").startswith(f"usage: shoal {target}")
         if target == "tokenizer":  # whose embedded model is a header alone
-            code = "from services.tokenizer.vocabulary import build_vocabulary as b; "
+            code = "from services.common.text.vocabulary import build_vocabulary as b; "
             code += "print(b('').tokenizer.encode('Paris').ids)"
             assert json.loads(run("python", "-c", code))
     finally:

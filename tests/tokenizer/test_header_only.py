@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 from services.common.model_files import resolve
+from services.common.text.vocabulary import build_vocabulary
 from services.tokenizer.header_only import main
-from services.tokenizer.vocabulary import build_vocabulary
 
 TEXT = "The cat sat on the mat, 猫 and 🙂 too.\n"
 
