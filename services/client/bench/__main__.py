@@ -21,6 +21,7 @@ from services.common.config import parse
 from services.common.errors import StartupError
 
 _INTERRUPTED = 130
+_PIPE_WIDTH = 120
 
 
 def main(argv: Sequence[str]) -> NoReturn:
@@ -46,8 +47,8 @@ async def _bench(config: BenchConfig, stop: asyncio.Event) -> int:
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait([work, stopped], return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
-    if not results.model:
-        work.cancel()  # it waits for a server that does not answer
+    if not results.measuring:
+        work.cancel()  # what it waits for may never come, and there is nothing to show
     await asyncio.gather(work, return_exceptions=True)
     if not work.cancelled() and (error := work.exception()) is not None:
         raise error
@@ -59,7 +60,7 @@ async def _bench(config: BenchConfig, stop: asyncio.Event) -> int:
 
 
 def _show(results: Results) -> None:
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     for run in results.runs:
         print_summary(console, run)
         console.print()

@@ -39,6 +39,7 @@ class Results:
     model: str = ""
     runs: list[Summary] = field(default_factory=list)
     records: list[list[Record]] = field(default_factory=list)
+    measuring: bool = False  # the server is found and warm
     stopped: bool = False
 
 
@@ -57,6 +58,7 @@ async def measure(config: BenchConfig, results: Results, stop: asyncio.Event, lo
     try:
         words = await _words(config, asker)
         await _warm_up(asker, warmup_jobs(config, words))
+        results.measuring = True
         for number, one in enumerate(loads(config)):
             # Other prompts for each run: the server's cache must not know them from the last.
             jobs = make_jobs(replace(config, seed=config.seed + number), words)

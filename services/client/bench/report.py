@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from html import escape
 
@@ -66,6 +67,8 @@ def _curves(runs: Sequence[Summary]) -> list[str]:
         for name in ("ttft", "tpot", "e2el")
     ]
     at_rates = all(run.load.rate is not None for run in runs)
+    if at_rates:  # what was sent all at once has no place on their axis
+        runs = [run for run in runs if run.load.rate != math.inf]
     offered: Callable[[Summary], float] = (
         (lambda run: run.load.rate or 0.0) if at_rates else lambda run: run.load.concurrency or 0
     )

@@ -7,6 +7,7 @@ request was due as well, which in an open loop may be before it was sent.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -130,7 +131,7 @@ class Summary:
         """The object of --output-json, with the names of `vllm bench serve` where it has them."""
         values: dict[str, Any] = {
             "load": str(self.load),
-            "request_rate": self.load.rate,
+            "request_rate": "inf" if self.load.rate == math.inf else self.load.rate,
             "max_concurrency": self.load.concurrency,
             "duration": self.duration,
             "completed": self.completed,

@@ -55,7 +55,7 @@ def print_sweep(console: Console, runs: Sequence[Summary]) -> None:
     table = Table(title=None, box=None, pad_edge=False, header_style="bold")
     titles = ("load", "req/s", "tok/s", "TTFT p50", "p99", "TPOT p50", "p99", "failed", "goodput")
     for title in titles:
-        table.add_column(title, justify="left" if title == "load" else "right")
+        table.add_column(title, justify="left" if title == "load" else "right", no_wrap=True)
     for run in runs:
         ttft, tpot = run.metrics.get("ttft"), run.metrics.get("tpot")
         table.add_row(

@@ -36,6 +36,8 @@ _TEXT = (
     " wind winter wish wood word work world write year yes you young"
 )
 _WORDS = _TEXT.split()
+_MAX_RESIZES = 8
+_MAX_TRIES = 50  # of other words, where a word has several tokens
 
 
 class Counter(Protocol):
@@ -55,24 +57,35 @@ class TextMaker:
         """Random words of `num_tokens` tokens, at least one word."""
         words = rng.choices(_WORDS, k=max(1, round(num_tokens / self.tokens_per_word)))
         if self.counter is not None:
-            _fit(words, rng, num_tokens, self.counter)
+            self._fit(words, rng, num_tokens, self.counter)
         return " ".join(words)
+
+    def _fit(self, words: list[str], rng: random.Random, num_tokens: int, counter: Counter) -> None:
+        """Adds and drops words until their count is nearly right, then tries others in places."""
+        excess = 0
+        for _ in range(_MAX_RESIZES):
+            excess = counter.count(" ".join(words)) - num_tokens
+            change = round(abs(excess) / self.tokens_per_word)
+            if change == 0 or (excess > 0 and len(words) == 1):
+                break
+            if excess > 0:
+                del words[-min(change, len(words) - 1) :]
+            else:
+                words += rng.choices(_WORDS, k=change)
+        for _ in range(_MAX_TRIES if excess else 0):
+            place = rng.randrange(len(words))
+            before, words[place] = words[place], rng.choice(_WORDS)
+            now = counter.count(" ".join(words)) - num_tokens
+            if now == 0:
+                return
+            if abs(now) > abs(excess):
+                words[place] = before
+            else:
+                excess = now
 
     def length(self, text: str) -> int:
         """The tokens of a text; without a counter, at four characters a token."""
         return self.counter.count(text) if self.counter else max(1, round(len(text) / 4))
-
-
-def _fit(words: list[str], rng: random.Random, num_tokens: int, counter: Counter) -> None:
-    """Adds and drops words until the count is right; a word of several tokens may be in the way."""
-    for _ in range(8):
-        excess = counter.count(" ".join(words)) - num_tokens
-        if excess == 0 or (excess > 0 and len(words) == 1):
-            return
-        if excess > 0:
-            del words[-min(excess, len(words) - 1) :]
-        else:
-            words += rng.choices(_WORDS, k=-excess)
 
 
 class ModelCounter:

@@ -27,7 +27,7 @@ _WORST_FIRST = ("dead", "breaker-open", "draining", "starting", "ready")
 _SERVICES = ("worker", "tokenizer", "detokenizer")
 _HEADS = (
     "service", "address", "state", "for", "open", "run", "wait", "pages", "hits", "in/s", "out/s",
-    "", "busy", "detail",
+    "", "busy",
 )  # fmt: skip
 _RIGHT = frozenset(("for", "open", "run", "wait", "hits", "in/s", "out/s", "busy"))
 
@@ -80,7 +80,9 @@ class Series:
 
 def screen(snapshot: FleetSnapshot, choices: Choices, series: Series) -> RenderableType:
     """The gateway's lines and a table of its instances."""
-    return Group(*_gateway(snapshot), Text(), _table(snapshot, choices, series))
+    return Group(
+        *_gateway(snapshot), Text(), _table(snapshot, choices, series), *_details(snapshot)
+    )
 
 
 def chosen(snapshot: FleetSnapshot, choices: Choices) -> list[Instance]:
@@ -150,18 +152,31 @@ def _times(gateway: GatewayFigures, name: str) -> str:
 
 def _table(snapshot: FleetSnapshot, choices: Choices, series: Series) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
-    for head in _HEADS:
-        elastic = head in ("address", "detail")
+    rows = [
+        _cells(one, snapshot.now, series.rates.get(one.address, ()))
+        for one in chosen(snapshot, choices)
+    ]
+    for head, *cells in zip(_HEADS, *rows, strict=True):
+        width = max(len(cell) for cell in (head, *cells))
         table.add_column(
             head,
             justify="right" if head in _RIGHT else "left",
             no_wrap=True,
             overflow="ellipsis",
-            min_width=8 if elastic else None,
+            min_width=8 if head == "address" else width,  # which alone gives way
         )
-    for one in chosen(snapshot, choices):
-        table.add_row(*_cells(one, snapshot.now, series.rates.get(one.address, ())))
+    for row in rows:
+        table.add_row(*row)
     return table
+
+
+def _details(snapshot: FleetSnapshot) -> list[Text]:
+    """A line about each instance that says why it is not ready."""
+    return [
+        Text(f"{one.address}: {one.detail}", "yellow", no_wrap=True, overflow="ellipsis")
+        for one in snapshot.instances
+        if one.detail
+    ]
 
 
 def _cells(one: Instance, now: float, rates: Sequence[float]) -> list[Text | str]:
@@ -174,7 +189,7 @@ def _cells(one: Instance, now: float, rates: Sequence[float]) -> list[Text | str
     ]
     engine = one.engine
     if engine is None:
-        return [*begin, *[""] * 8, Text(one.detail)]
+        return [*begin, *[""] * 8]
     hits = engine.prefix_hit_rate
     return [
         *begin,
@@ -186,5 +201,4 @@ def _cells(one: Instance, now: float, rates: Sequence[float]) -> list[Text | str
         f"{engine.tokens_out_per_s:,.0f}",
         sparkline(rates),
         f"{engine.busy:.0%}",
-        Text(one.detail),
     ]

@@ -59,8 +59,10 @@ def test_warm_up_prompts_are_none_of_the_measured() -> None:
     assert not measured & set(warm)
 
 
-def test_a_tokenizer_makes_lengths_exact() -> None:
-    counter = ModelCounter("embedded")
+@pytest.mark.parametrize("model", ["embedded", "byte"])
+def test_a_tokenizer_makes_lengths_exact(model: str) -> None:
+    """Also where a word has several tokens: bytes."""
+    counter = ModelCounter(model)
     config = BenchConfig(num_prompts=8, input_len=123)
     jobs = make_jobs(config, counted(counter))
     assert [counter.count(job.turns[0].text) for job in jobs] == [123] * 8

@@ -252,6 +252,20 @@ async def test_ctrl_c_prints_what_there_is_and_exits_130() -> None:
     assert b"Traceback" not in err
 
 
+async def test_ctrl_c_before_the_first_answer_leaves_too() -> None:
+    crowd = Crowd()
+    crowd.gate.clear()
+    async with stub_server(crowd) as stub:
+        process = await start("--url", stub.url)
+        async with asyncio.timeout(60):
+            while not crowd.asked:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            os.kill(process.pid, signal.SIGINT)
+            out, err = await process.communicate()
+        crowd.gate.set()
+    assert (process.returncode, out, err) == (130, b"", b"")
+
+
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [

@@ -112,7 +112,8 @@ def test_json_has_vllms_names() -> None:
     assert values["p99_tpot_ms"] == pytest.approx(20)
     assert values["mean_e2el_ms"] == pytest.approx(350)
     assert values["total_token_throughput"] == 30.5
-    json.dumps(values)
+    values = summarize([record()], Load(rate=float("inf")), duration=2.0).as_json()
+    assert json.loads(json.dumps(values, allow_nan=False))["request_rate"] == "inf"
 
 
 def test_nothing_measured_is_no_crash() -> None:
@@ -131,11 +132,11 @@ def test_a_line_about_a_request_has_what_is_known() -> None:
 def test_the_report_stands_alone_and_draws_each_run() -> None:
     runs = [
         summarize([record(ended_at=2.0 / rate)] * 4, Load(rate=rate), slos={"ttft": 1})
-        for rate in (1.0, 2.0, 4.0)
+        for rate in (1.0, 2.0, 4.0, float("inf"))
     ]
-    page = html_report({"Model": "<b>"}, runs, [[record()]] * 3)
+    page = html_report({"Model": "<b>"}, runs, [[record()]] * 4)
     assert page.count("<svg") == 5
-    assert page.count("<circle") == 3 * (3 * 3 + 2 + 1)
+    assert page.count("<circle") == 4 * 3 * 3 + 3 * (2 + 1)  # no rate is infinite on an axis
     assert "&lt;b&gt;" in page
     assert "http" not in page.partition("</style>")[2].partition("<dl>")[0]
     assert "src=" not in page

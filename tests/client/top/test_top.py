@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import msgspec
 import pytest
 
+from services.client.top.__main__ import main
 from tests.client.terminal import Terminal
 from tests.client.top.fleets import FLEET
 
@@ -54,25 +53,30 @@ def gateway() -> Iterator[Gateway]:
     server.server_close()
 
 
-def run(*words: str) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "services", "top", *words],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=60,
-    )
-    return done.returncode, done.stdout, done.stderr
+Run = Callable[..., tuple[int, str, str]]
 
 
-def test_once_json_is_what_the_gateway_said(gateway: Gateway) -> None:
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Status, stdout and stderr of `shoal top` with some flags, without a terminal."""
+
+    def call(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            main(words)
+        assert isinstance(end.value.code, int)
+        return end.value.code, *capsys.readouterr()
+
+    return call
+
+
+def test_once_json_is_what_the_gateway_said(gateway: Gateway, run: Run) -> None:
     status, out, err = run("--url", gateway.url, "--api-key", "right", "--once", "--json")
     assert (status, err) == (0, "")
     (line,) = out.splitlines()
     assert json.loads(line) == msgspec.to_builtins(FLEET)
 
 
-def test_without_a_terminal_there_is_one_table(gateway: Gateway) -> None:
+def test_without_a_terminal_there_is_one_table(gateway: Gateway, run: Run) -> None:
     status, out, err = run("--url", gateway.url, "--api-key", "right", "--sort", "state")
     assert (status, err) == (0, "")
     assert "\x1b" not in out
@@ -88,7 +92,7 @@ def test_without_a_terminal_there_is_one_table(gateway: Gateway) -> None:
     ],
 )
 def test_no_fleet_is_one_sentence(
-    gateway: Gateway, answer: tuple[int, bytes] | None, key: str, sentence: str
+    gateway: Gateway, run: Run, answer: tuple[int, bytes] | None, key: str, sentence: str
 ) -> None:
     gateway.answer = answer or gateway.answer
     status, out, err = run("--url", gateway.url, "--api-key", key)
@@ -98,7 +102,7 @@ def test_no_fleet_is_one_sentence(
     assert sentence in line
 
 
-def test_nobody_there_is_one_sentence() -> None:
+def test_nobody_there_is_one_sentence(run: Run) -> None:
     status, _, err = run("--url", "http://127.0.0.1:9")
     assert status == 1
     assert err == "shoal: nothing answers at http://127.0.0.1:9/fleet (ConnectError)\n"

@@ -30,7 +30,7 @@ def test_the_gateway_says_what_it_does() -> None:
 
 
 def test_each_instance_has_one_line() -> None:
-    lines = shown()[5:]
+    *lines, detail = shown()[5:]
     assert [line.split()[:5] for line in lines] == [
         ["worker", "unix:/w0", "ready", "1m", "2"],
         ["worker", "unix:/w1", "dead", "3s", "2"],
@@ -40,11 +40,12 @@ def test_each_instance_has_one_line() -> None:
     assert lines[0].split()[5:] == [
         *("3/256", "1", "███▒▒░░░░░", "30%", "25%", "10", "1,234", "█", "90%"),
     ]
-    assert lines[1].endswith("connection refused")
+    assert detail == "unix:/w1: connection refused"
 
 
 def test_no_line_is_wider_than_the_terminal() -> None:
     assert max(map(len, shown(width=100))) <= 100
+    assert all(state in "\n".join(shown(width=100)) for state in (" ready ", " dead "))
 
 
 @pytest.mark.parametrize(
