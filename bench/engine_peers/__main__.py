@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -29,6 +28,8 @@ from services.common import logs
 from services.common.config import option, parse
 
 HERE = Path(__file__).parent
+CLOCKS = {"seconds": "second", "cpu": "CPU second"}  # the second for a machine with other work
+Figures = dict[str, dict[str, list[float]]]  # by peer and load
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,6 @@ class BenchConfig:
     transformers: bool = option(True, "measure transformers' generate")
     rounds: int = option(3, "times each load is measured; the median counts")
     threads: int = option(2, "CPU threads of each")
-    clock: Literal["seconds", "cpu"] = option(
-        "seconds", "what counts: elapsed time, or CPU time where others use the machine too"
-    )
     work_dir: str = option("build/engine-peers", "where converted models are kept")
     json: str = option("", "file for the figures; default: none")
 
@@ -74,7 +72,6 @@ class Peer:
 
     def __init__(self, name: str, command: Sequence[str], config: BenchConfig) -> None:
         self.name = name
-        self._clock = config.clock
         environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
         environment["OMP_NUM_THREADS"] = str(config.threads)
         self._process = subprocess.Popen(
@@ -90,24 +87,25 @@ class Peer:
         """Raises RuntimeError if the process ends before."""
         self._read()
 
-    def seconds(self, load: Load) -> float:
-        """How long the peer takes for a load."""
+    def times(self, load: Load) -> dict[str, float]:
+        """How long the peer takes for a load, by clock."""
         assert self._process.stdin is not None
         self._process.stdin.write(load.question() + "\n")
         self._process.stdin.flush()
-        return float(json.loads(self._read())[self._clock])
+        reply = json.loads(self._read())
+        return {clock: float(reply[clock]) for clock in CLOCKS}
 
     def close(self) -> None:
         """Ends the process."""
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()  # which closes the pipes too
 
     def _read(self) -> str:
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the peer {self.name} ended; run its command by hand to see why")
-        return line
+        for line in self._process.stdout:
+            if line.startswith("{"):  # else what a library printed when it was imported
+                return line
+        raise RuntimeError(f"the peer {self.name} ended; run its command by hand to see why")
 
 
 def commands(config: BenchConfig) -> dict[str, list[str]]:
@@ -130,30 +128,34 @@ def commands(config: BenchConfig) -> dict[str, list[str]]:
     return found
 
 
-def measure(peers: Sequence[Peer], rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Tokens a second of each peer for each load, round by round."""
-    figures: dict[str, dict[str, list[float]]] = {
-        peer.name: {name: [] for name in ("single", *LOADS)} for peer in peers
+def measure(peers: Sequence[Peer], rounds: int) -> dict[str, Figures]:
+    """Tokens a second of each peer for each load, round by round; by clock."""
+    figures: dict[str, Figures] = {
+        clock: {peer.name: {name: [] for name in ("single", *LOADS)} for peer in peers}
+        for clock in CLOCKS
     }
     for _ in range(rounds):
         for peer in peers:
-            first = peer.seconds(FIRST)
-            figures[peer.name]["single"].append((ONE.new - 1) / (peer.seconds(ONE) - first))
+            first, whole = peer.times(FIRST), peer.times(ONE)
+            for clock in CLOCKS:
+                speed = (ONE.new - 1) / (whole[clock] - first[clock])
+                figures[clock][peer.name]["single"].append(speed)
         for name, load in LOADS.items():
             for peer in peers:
                 tokens = load.prompts * (load.length if load.new == 1 else load.new)
-                figures[peer.name][name].append(tokens / peer.seconds(load))
+                for clock, seconds in peer.times(load).items():
+                    figures[clock][peer.name][name].append(tokens / seconds)
     return figures
 
 
-def table(figures: dict[str, dict[str, list[float]]], clock: str) -> str:
+def table(figures: Figures, title: str) -> str:
     """Medians, and below them Shoal's ratio to the best of the others."""
     columns = list(next(iter(figures.values())))
     medians = {
         name: {column: statistics.median(values) for column, values in row.items()}
         for name, row in figures.items()
     }
-    lines = [f"{f'tokens a second ({clock})':<26}" + "".join(f"{column:>16}" for column in columns)]
+    lines = [f"{title:<26}" + "".join(f"{column:>16}" for column in columns)]
     for name, row in medians.items():
         lines.append(f"{name:<26}" + "".join(f"{row[column]:>16,.1f}" for column in columns))
     others = [row for name, row in medians.items() if not name.startswith("shoal")]
@@ -180,7 +182,8 @@ def main(argv: list[str]) -> None:
         for peer in peers:
             peer.wait_ready()
         figures = measure(peers, config.rounds)
-    print(table(figures, "elapsed" if config.clock == "seconds" else "CPU"))
+    for clock, title in CLOCKS.items():
+        print(table(figures[clock], f"tokens a {title}"))
     if config.json:
         report = {"machine": facts, "config": vars(config), "figures": figures}
         Path(config.json).write_text(json.dumps(report, indent=2) + "\n")
