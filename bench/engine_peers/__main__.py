@@ -38,9 +38,12 @@ class BenchConfig:
 
     ctranslate2: str = option("", "a Python that has CTranslate2; default: left out")
     openvino: str = option("", "a Python that has OpenVINO GenAI; default: left out")
-    transformers: bool = option(True, "measure transformers' generate")
+    no_transformers: bool = option(False, "leave transformers out")
     rounds: int = option(3, "times each load is measured; the median counts")
     threads: int = option(2, "CPU threads of each")
+    loads: tuple[str, ...] = option(
+        ("single", "prefill of 512", "8 streams", "32 streams"), "what is measured"
+    )
     work_dir: str = option("build/engine-peers", "where converted models are kept")
     json: str = option("", "file for the figures; default: none")
 
@@ -119,7 +122,7 @@ def commands(config: BenchConfig) -> dict[str, list[str]]:
         f"shoal {kind}": script(sys.executable, "shoal", paths.gguf, threads, kind)
         for kind in ("none", "int8")
     }
-    if config.transformers:
+    if not config.no_transformers:
         found["transformers"] = script(sys.executable, "transformers", paths.hf, threads)
     for kind, converted in paths.ctranslate2.items():
         found[f"ctranslate2 {kind}"] = script(config.ctranslate2, "ctranslate2", converted, threads)
@@ -128,24 +131,27 @@ def commands(config: BenchConfig) -> dict[str, list[str]]:
     return found
 
 
-def measure(peers: Sequence[Peer], rounds: int) -> dict[str, Figures]:
+def measure(peers: Sequence[Peer], loads: Sequence[str], rounds: int) -> dict[str, Figures]:
     """Tokens a second of each peer for each load, round by round; by clock."""
     figures: dict[str, Figures] = {
-        clock: {peer.name: {name: [] for name in ("single", *LOADS)} for peer in peers}
-        for clock in CLOCKS
+        clock: {peer.name: {name: [] for name in loads} for peer in peers} for clock in CLOCKS
     }
     for _ in range(rounds):
-        for peer in peers:
-            first, whole = peer.times(FIRST), peer.times(ONE)
-            for clock in CLOCKS:
-                speed = (ONE.new - 1) / (whole[clock] - first[clock])
-                figures[clock][peer.name]["single"].append(speed)
-        for name, load in LOADS.items():
+        for name in loads:
             for peer in peers:
-                tokens = load.prompts * (load.length if load.new == 1 else load.new)
-                for clock, seconds in peer.times(load).items():
-                    figures[clock][peer.name][name].append(tokens / seconds)
+                for clock, speed in _speeds(peer, name).items():
+                    figures[clock][peer.name][name].append(speed)
     return figures
+
+
+def _speeds(peer: Peer, name: str) -> dict[str, float]:
+    """Tokens a second of one load, by clock."""
+    if name == "single":
+        first, whole = peer.times(FIRST), peer.times(ONE)
+        return {clock: (ONE.new - 1) / (whole[clock] - first[clock]) for clock in CLOCKS}
+    load = LOADS[name]
+    tokens = load.prompts * (load.length if load.new == 1 else load.new)
+    return {clock: tokens / seconds for clock, seconds in peer.times(load).items()}
 
 
 def table(figures: Figures, title: str) -> str:
@@ -181,7 +187,7 @@ def main(argv: list[str]) -> None:
             processes.callback(peers[-1].close)
         for peer in peers:
             peer.wait_ready()
-        figures = measure(peers, config.rounds)
+        figures = measure(peers, config.loads, config.rounds)
     for clock, title in CLOCKS.items():
         print(table(figures[clock], f"tokens a {title}"))
     if config.json:

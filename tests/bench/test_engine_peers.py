@@ -35,7 +35,7 @@ def test_peers_are_asked_in_turn_and_compared(tmp_path: Path) -> None:
     try:
         for one in peers:
             one.wait_ready()
-        figures = measure(peers, rounds=1)["cpu"]
+        figures = measure(peers, BenchConfig().loads, rounds=1)["cpu"]
     finally:
         for one in peers:
             one.close()
