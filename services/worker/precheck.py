@@ -34,7 +34,7 @@ def check(config: WorkerConfig, *, memory: int | None = None, devices: Path = Pa
     shares = Shares(0, config.tp)
     if on_cpu:
         limit = memory_limit() if memory is None else memory
-        host_weights(shape, shares, dtype, config.local_ranks, limit)
+        host_weights(shape, shares, dtype, config.quantization, config.local_ranks, limit)
     else:  # whose memory is known to the driver alone
         rank_weights(shape, shares, choices.BYTES[dtype])
 

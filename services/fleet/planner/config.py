@@ -25,6 +25,7 @@ class PlanConfig:
         " embedded SmolLM2-135M-Instruct",
     )
     dtype: str = borrow(WorkerConfig, "dtype")
+    quantization: str = borrow(WorkerConfig, "quantization")
     max_model_len: int = borrow(WorkerConfig, "max_model_len", group=_MODEL)
 
     gpu: str = option(CPU, "the GPU, or cpu", group=_WHERE, choices=(CPU, *GPUS))

@@ -71,7 +71,8 @@ def plan(config: PlanConfig) -> MemoryPlan:
     activations = graphs = 0
     if device == "cpu":
         total = total or pool.memory_limit()
-        weights = host_weights(shape, shares, dtype, config.tp, total) // config.tp
+        weights = host_weights(shape, shares, dtype, config.quantization, config.tp, total)
+        weights //= config.tp
         pages = pool.num_pages(worker, context, per_token, total)
     else:
         check_kernels(dtype, shape.head_dim)

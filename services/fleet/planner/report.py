@@ -20,9 +20,10 @@ def text(plan: MemoryPlan, config: PlanConfig) -> str:
     """The plan for a person."""
     on_cpu = plan.device == CPU
     where = "this machine" if on_cpu and not config.memory_gib else plan.device
+    kind = plan.dtype if config.quantization == "none" else config.quantization
     rows = [
         ("free" if not on_cpu else "memory", gib(plan.total), _total_note(plan, config)),
-        ("weights", gib(plan.weights), f"{plan.dtype}{_stored(plan)}"),
+        ("weights", gib(plan.weights), f"{kind}{_stored(plan)}"),
     ]
     if not on_cpu:
         rows += [

@@ -25,20 +25,25 @@ def rank_weights(shape: ModelConfig, shares: Shares, itemsize: int) -> int:
     return count * itemsize
 
 
-def host_weights(shape: ModelConfig, shares: Shares, dtype: Dtype, ranks: int, limit: int) -> int:
+def host_weights(
+    shape: ModelConfig, shares: Shares, dtype: Dtype, quantization: str, ranks: int, limit: int
+) -> int:
     """Bytes of the weights of `ranks` ranks that share a machine and compute on its CPU.
 
-    A tied LM head is packed there, as a copy. Raises StartupError if they are over `limit`,
-    what the machine lets processes use.
+    A tied LM head is packed there, as a copy. With `--quantization int8` all but the embedding
+    takes 1.25 bytes a number. Raises StartupError if they are over `limit`, what the machine lets
+    processes use.
     """
     itemsize = BYTES[dtype]
-    each = rank_weights(shape, shares, itemsize)
-    if shape.tied:
-        each += shares.padded_rows(shape.vocab_size) * shape.hidden_size * itemsize
+    embedding = shares.padded_rows(shape.vocab_size) * shape.hidden_size
+    packed = rank_weights(shape, shares, 1) - embedding + (embedding if shape.tied else 0)
+    each = embedding * itemsize
+    each += packed * 5 // 4 if quantization == "int8" else packed * itemsize
     if each * ranks > limit:
-        smaller = " or --dtype bfloat16" if dtype == "float32" else ""
+        smaller = " or --quantization int8" if (dtype, quantization) == ("float32", "none") else ""
+        kind = dtype if quantization == "none" else quantization
         raise StartupError(
-            f"the weights take {gib(each * ranks)} in {dtype}, and this machine lets a process use"
+            f"the weights take {gib(each * ranks)} in {kind}, and this machine lets a process use"
             f" {gib(limit)}: choose a smaller model{smaller}"
         )
     return each * ranks

@@ -24,7 +24,7 @@ from services.worker.models.config import ModelConfig, MoeConfig
 from services.worker.models.decoder import Decoder
 from services.worker.sizing import reserve
 from services.worker.sizing.pool import cuda_pages, token_bytes
-from services.worker.sizing.weights import rank_weights
+from services.worker.sizing.weights import host_weights, rank_weights
 
 GIB = 1 << 30
 LLAMA = ModelConfig("llama", 512, 2, 16, 8, 32, 1792, 4001, 1e-6, RopeConfig(), tied=False)
@@ -144,3 +144,19 @@ class _PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _storages(tree: Any) -> list[Any]:
     leaves = torch.utils._pytree.tree_leaves(tree)
     return [leaf.untyped_storage() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def test_weights_in_eight_bits_take_a_third_of_the_memory_of_float32() -> None:
+    shape = model_config.read(resolve(""))
+
+    def size(quantization: str, limit: int = 1 << 40) -> int:
+        return host_weights(shape, Shares(), "float32", quantization, 1, limit)
+
+    table = shape.vocab_size * shape.hidden_size
+    numbers = 538_060_032 // 4
+    assert size("none") == 4 * (numbers + table)
+    assert size("int8") == 4 * table + numbers * 5 // 4
+    with pytest.raises(StartupError, match=r"in float32, .* --quantization int8"):
+        size("none", limit=size("int8"))
+    with pytest.raises(StartupError, match="in int8, "):
+        size("int8", limit=size("int8") - 1)
