@@ -23,6 +23,7 @@ from pathlib import Path
 
 import psutil
 
+from bench import announced
 from bench.fleet_model import HOSTS, Point, fit, report
 from services.client.connection import Origin, Pool
 from services.common import process
@@ -173,11 +174,7 @@ async def _fleet(config: SimConfig, workers: int, gateways: int) -> AsyncIterato
                 f"--tokenizer-addresses={texts['tokenizer']}",
                 f"--detokenizer-addresses={texts['detokenizer']}",
             )
-            assert gateway.stdout is not None
-            line = b""
-            while not line.startswith(b'{"http":'):
-                line = await gateway.stdout.readline()
-            host_name, port = json.loads(line)["http"].split(":")
+            host_name, port = (await announced.endpoints(gateway))["http"].split(":")
             endpoints.append((host_name, int(port)))
         for endpoint in endpoints:
             await _until_it_reaches(endpoint, workers)

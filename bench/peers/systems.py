@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from bench import announced
 from bench.peers.steps import NAME
 from services.client.answer import Failure
 from services.client.connection import Origin, Pool
@@ -123,7 +124,9 @@ class Shoal(System):
             f"--tokenizer-addresses={addresses['tokenizer']}",
         )
         await _line(worker)
-        return Running(Origin.of("http://" + json.loads(await _line(gateway))["http"]), children)
+        async with asyncio.timeout(_READY_SECONDS):
+            origin = Origin.of("http://" + (await announced.endpoints(gateway))["http"])
+        return Running(origin, children)
 
 
 @dataclass(frozen=True)

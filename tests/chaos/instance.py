@@ -102,7 +102,7 @@ class Instance:
 
     async def _see_out(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
-        with self.log.open("ab") as log:
+        with self.log.open("ab", buffering=0) as log:  # others read it meanwhile
             async for line in process.stdout:
                 if line.startswith(b'{"http":'):
                     endpoints = json.loads(line)
