@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -62,7 +63,9 @@ class Stub:
 
 
 @asynccontextmanager
-async def stub_server(handler: Handler, models: Sequence[str] = ("stub",)) -> AsyncIterator[Stub]:
+async def stub_server(
+    handler: Handler, models: Sequence[str] = ("stub",), tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Stub]:
     """Serves /v1/models, and has `handler` answer every POST on its kept-alive connection."""
     stub = Stub()
 
@@ -85,8 +88,9 @@ async def stub_server(handler: Handler, models: Sequence[str] = ("stub",)) -> As
         finally:
             writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    stub.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
+    scheme = "https" if tls else "http"
+    stub.url = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
     try:
         yield stub
     finally:

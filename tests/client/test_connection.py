@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from services.client.answer import Answer, Failure
 from services.client.connection import Origin, Pool
+from services.client.endpoint import Endpoint
+from tests.certificates import Authority
 from tests.client.stub import (
     DONE,
     HEAD,
@@ -141,6 +145,21 @@ async def test_nobody_there_is_a_failure_to_connect() -> None:
     pool = Pool(Origin("127.0.0.1", 9))
     with pytest.raises(Failure, match="cannot connect") as failure:
         await pool.post("/v1/completions", b"{}")
+    assert failure.value.kind == "connect"
+
+
+async def test_tls_takes_the_authority_that_was_named_and_no_other(tmp_path: Path) -> None:
+    authority = Authority.make(tmp_path)
+    files = authority.issue("server")
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(files.cert, files.key)
+    handler = sends(HEAD, chunk(said("a") + DONE), LAST_CHUNK)
+    async with stub_server(handler, tls=tls) as stub:
+        trusting = Pool(Origin.of(stub.url, tls=Endpoint(stub.url, ca=authority.ca).trust()))
+        assert (await trusting.post("/v1/completions", b"{}")).tokens == 1
+        trusting.close()
+        with pytest.raises(Failure, match="cannot connect") as failure:
+            await Pool(Origin.of(stub.url)).post("/v1/completions", b"{}")
     assert failure.value.kind == "connect"
 
 

@@ -33,6 +33,7 @@ from tests.client.stub import (
     timed,
     usage,
 )
+from tests.client.terminal import Terminal
 
 QUIET = Console(quiet=True)
 
@@ -250,6 +251,23 @@ async def test_ctrl_c_prints_what_there_is_and_exits_130() -> None:
     assert b"Requests completed / failed" in out
     assert b"Stopped early: 2 requests were in flight" in out
     assert b"Traceback" not in err
+
+
+async def test_a_terminal_sees_a_bar_and_then_the_table() -> None:
+    crowd = Crowd()
+    crowd.gate.clear()
+
+    def look(url: str) -> None:
+        words = ("--num-prompts", "8", "--tokenizer", "byte", "--warmup", "0")
+        with Terminal("bench", "--url", url, *words) as shown:
+            place = shown.expect("0/8")
+            loop.call_soon_threadsafe(crowd.gate.set)
+            shown.expect("Requests completed / failed   8 / 0", after=place)
+            assert shown.end() == 0
+
+    loop = asyncio.get_running_loop()
+    async with stub_server(crowd) as stub:
+        await asyncio.to_thread(look, stub.url)
 
 
 async def test_ctrl_c_before_the_first_answer_leaves_too() -> None:
