@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from bench import growth, perplexity
+from bench import bookkeeping, perplexity
 from services.worker.native.kernels import Kernels
 
 
 def test_growth_prints_a_row_for_each_size(capsys: pytest.CaptureFixture[str]) -> None:
-    growth.main(["--rounds=1", "--steps=3", "--largest=10"])
+    bookkeeping.main(["--rounds=1", "--steps=3", "--largest=10"])
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [row[0] for row in rows] == ["running", "1", "4", "cached", "10"]
     assert all(float(row[1].replace(",", "")) >= 0 for row in rows[1:3])
