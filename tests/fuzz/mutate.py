@@ -89,7 +89,7 @@ _HEADERS: tuple[tuple[str, str], ...] = (
     ("authorization", "Bearer nobody's"),
     ("content-encoding", "gzip"),
 )
-_LARGE = 10_000_000  # characters, the largest text drawn
+_LARGE = 10_000_000  # characters, about the largest text or list drawn
 _DEPTH = 2_000
 
 
@@ -112,7 +112,7 @@ class Fuzzer:
     def draw(self) -> Shot:
         rng = self._rng
         path, valid = rng.choice(VALID)
-        body: Any = json.loads(json.dumps(valid))
+        body: Any = _copy(valid)
         done: list[str] = []
         for _ in range(rng.choice((1, 1, 1, 2, 3))):
             spoil: Spoil = rng.choice((_replace, _replace, _replace, _remove, _add, _repeat, _nest))
@@ -136,9 +136,14 @@ class Fuzzer:
 # -- what is done to values: each changes the body and says where
 
 
+def _copy(value: Any) -> Any:
+    """What is spoiled must not be what the next request is drawn from."""
+    return json.loads(json.dumps(value))
+
+
 def _replace(body: Any, rng: random.Random) -> Path:
     at = rng.choice(list(_paths(body)))
-    _set(body, at, json.loads(json.dumps(rng.choice(_WRONG_VALUES))))
+    _set(body, at, _copy(rng.choice(_WRONG_VALUES)))
     return at
 
 
@@ -152,7 +157,7 @@ def _add(body: Any, rng: random.Random) -> Path:
     """A field of another endpoint, or one that no endpoint knows."""
     _, other = rng.choice(VALID)
     name = rng.choice([*other, "guided_regex", "best_of", "suffix", "__proto__", "", "\ud800"])
-    body[name] = other.get(name, rng.choice(_WRONG_VALUES))
+    body[name] = _copy(other.get(name, rng.choice(_WRONG_VALUES)))
     return (name,)
 
 
@@ -162,7 +167,9 @@ def _repeat(body: Any, rng: random.Random) -> Path:
     if not lists:
         return ()
     at = rng.choice(lists)
-    _set(body, at, _get(body, at) * rng.choice((2, 20, 300)))
+    text = json.dumps(_get(body, at))
+    times = min(rng.choice((2, 20, 300)), _LARGE // len(text) + 1)
+    _set(body, at, [item for _ in range(times) for item in json.loads(text)])
     return at
 
 
