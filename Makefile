@@ -13,7 +13,7 @@ SETUP = PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" tools/setup.sh
 RUN_READY := .venv/.ready-run
 DEV_READY := .venv/.ready-dev
 
-.PHONY: help run chat test lint format protos web baseline bench bench-engine bench-peers chaos fleet-sim test-gpu bench-gpu check-cuda-build check-all sbom clean
+.PHONY: help run chat test lint docs format protos web baseline bench bench-engine bench-peers chaos fleet-sim test-gpu bench-gpu check-cuda-build check-all sbom clean
 .DEFAULT_GOAL := help
 
 help: ## list the tasks
@@ -35,6 +35,9 @@ lint: $(DEV_READY) ## check style, types, imports and protos
 	@echo "==> protos"; tools/protos.sh --check
 	@$(BIN)/buf lint
 	@$(BIN)/buf breaking --against protos/baseline.binpb
+
+docs: $(DEV_READY) ## build the documentation into site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q
 
 format: $(DEV_READY) ## rewrite the code in the one style
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .

@@ -10,60 +10,10 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NoReturn
 
 from services import __version__
-
-
-@dataclass(frozen=True)
-class Command:
-    """One word after `shoal`: where its `main(argv)` is and which extras it needs."""
-
-    summary: str
-    module: str
-    extras: tuple[str, ...]
-    role: str = ""
-
-
-COMMANDS: dict[str, Command] = {
-    "serve": Command(
-        "a whole fleet on this machine, as processes", "services.fleet", ("gateway", "worker")
-    ),
-    "chat": Command(
-        "an interactive chat with a running fleet, or with one of its own",
-        "services.client.chat",
-        ("gateway",),
-    ),
-    "bench": Command(
-        "a load client of any OpenAI API: latencies, throughput, a report",
-        "services.client.bench",
-        ("gateway",),
-    ),
-    "top": Command("a fleet, live in the terminal", "services.client.top", ("gateway",)),
-    "download": Command(
-        "fetch a model into the local hub cache, ahead of the services",
-        "services.fleet.download",
-        (),
-    ),
-    "doctor": Command("checks a machine, or a fleet, before trouble", "services.client.doctor", ()),
-    "plan": Command(
-        "what a model takes of a GPU, and what fits beside it", "services.fleet.planner", ()
-    ),
-    "gateway": Command(
-        "the front door: REST, SSE and gRPC for clients", "services.gateway", ("gateway",)
-    ),
-    "tokenizer": Command("text to token ids", "services.tokenizer", ("tokenizer",)),
-    "detokenizer": Command(
-        "token ids to text", "services.tokenizer", ("tokenizer",), role="detokenizer"
-    ),
-    "worker": Command("a model replica: the engine", "services.worker", ("worker",)),
-}
-_GROUPS = {
-    "everything": ("serve", "chat", "top", "bench"),
-    "before the start": ("doctor", "plan", "download"),
-    "one service": ("gateway", "tokenizer", "detokenizer", "worker"),
-}
+from services.commands import COMMANDS, GROUPS, Command
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -85,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def help_text() -> str:
     """What `shoal --help` prints."""
     lines = ["usage: shoal COMMAND [flags]", ""]
-    for title, names in _GROUPS.items():
+    for title, names in GROUPS.items():
         lines.append(f"{title}:")
         lines += [f"  {name:<14}{COMMANDS[name].summary}" for name in names]
         lines.append("")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 
 import pytest
 
 from services import __version__
-from services.__main__ import COMMANDS, main
+from services.__main__ import main
+from services.commands import COMMANDS, GROUPS
 
 
 def _run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
@@ -84,3 +86,9 @@ def test_help_loads_no_service() -> None:
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_every_command_is_in_one_group_and_knows_its_flags() -> None:
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMANDS)
+    for command in COMMANDS.values():
+        assert dataclasses.fields(command.config_class())

@@ -33,7 +33,7 @@ FAKE = {
 
 def _recipe(name: str) -> list[str]:
     """The commands of a recipe, each on one line."""
-    match = re.search(rf"<!-- recipe: {name} -->\n```sh\n(.*?)```", TEXT, re.DOTALL)
+    match = re.search(rf"<!-- recipe: {name} -->\n```sh(?: serves)?\n(.*?)```", TEXT, re.DOTALL)
     assert match, name
     return match.group(1).replace("\\\n", " ").strip().splitlines()
 

@@ -12,8 +12,6 @@ from services.fleet.planner import report
 from services.fleet.planner.config import PlanConfig
 from services.fleet.planner.memory import plan
 
-_FORMS = {"text": report.text, "json": report.as_json, "helm": report.helm}
-
 
 def main(argv: Sequence[str]) -> NoReturn:
     """Prints the plan; exits 1 after one sentence if the model would not be served."""
@@ -25,7 +23,8 @@ def main(argv: Sequence[str]) -> NoReturn:
         " and requests fit, without loading it.",
     )
     try:
-        print(_FORMS[config.format](plan(config), config), end="")
+        form = report.helm if config.helm else report.as_json if config.json else report.text
+        print(form(plan(config), config), end="")
     except StartupError as error:
         print(f"shoal: {error}", file=sys.stderr)
         sys.exit(1)

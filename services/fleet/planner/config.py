@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from services.common.config import borrow, option, share
 from services.fleet.planner.gpus import CPU, GPUS
@@ -50,15 +49,16 @@ class PlanConfig:
     disable_cuda_graph: bool = borrow(WorkerConfig, "disable_cuda_graph")
     cuda_graph_max_batch: int = borrow(WorkerConfig, "cuda_graph_max_batch")
 
-    format: Literal["text", "json", "helm"] = option(
-        "text", "text for people, json for programs, helm for values of the chart", group=_OUTPUT
-    )
+    json: bool = option(False, "print the plan as JSON", group=_OUTPUT)
+    helm: bool = option(False, "print values for the Helm chart, as YAML", group=_OUTPUT)
 
     def __post_init__(self) -> None:
         if self.memory_gib < 0:
             raise ValueError("--memory-gib must not be negative")
         if self.context < 0:
             raise ValueError("--context must not be negative")
+        if self.json and self.helm:
+            raise ValueError("--json and --helm are two forms: choose one")
         self.worker()
 
     def worker(self) -> WorkerConfig:

@@ -98,7 +98,7 @@ def test_text_and_json_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ("--gpu", "h100", "--context", "4096", "--max-running-requests", "64")
     code, text, _ = _run(capsys, *argv)
     assert code == 0
-    code, out, _ = _run(capsys, *argv, "--format", "json")
+    code, out, _ = _run(capsys, *argv, "--json")
     assert code == 0
     planned = json.loads(out)
     assert planned["requests_at_once"] == {"4096": 64}

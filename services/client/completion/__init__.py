@@ -1,0 +1,1 @@
+"""`shoal completion`: the script by which a shell completes commands and flags."""
