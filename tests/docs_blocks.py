@@ -5,7 +5,8 @@ behind it, it is not, and the word says why:
 
     gpu, hub, cluster  it needs one
     make               a task of the Makefile, or the system's packages: CI runs it itself
-    serves             it starts services that run on; another test runs what it shows
+    serves             it runs on until it is ended; another test runs what it shows
+    long               it takes minutes; another test runs it in short
     tool               it needs a program that is not Shoal's (docker, grpcurl, protoc)
 
 What any block says to `shoal` must be a command with flags that exist.
@@ -18,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-TAGS = ("gpu", "hub", "cluster", "make", "serves", "tool")
+TAGS = ("gpu", "hub", "cluster", "make", "serves", "long", "tool")
 _BLOCK = re.compile(r"^```sh(?: (\S+))?\n(.*?)^```", re.MULTILINE | re.DOTALL)
-_SHOAL = re.compile(r"(?:^|[;&|(])\s*(?:\S*/)?shoal (?=[a-z])([^;&|#>)]*)")
+_SHOAL = re.compile(r"(?:^|[;&|(])\s*(?:\S*/)?shoal (?=[a-z])([^;&|#<>)]*)")
 
 
 @dataclass(frozen=True)
