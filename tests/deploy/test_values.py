@@ -74,6 +74,8 @@ SCHEMA = json.loads((CHART / "values.schema.json").read_text())
         ({"gateway.httpRoute.enabled": "true"}, "gateway.httpRoute.parentRefs"),
         ({"gateway.inferencePool.enabled": "true"}, "endpointPicker.name"),
         ({"podAntiAffinity": "sometimes"}, "podAntiAffinity"),
+        ({"worker.extraArgs[0]": "--drain-timeout=600"}, "worker: say drainSeconds"),
+        ({"gateway.extraEnv[0].name": "SHOAL_DRAIN_TIMEOUT"}, "gateway: say drainSeconds"),
         ({"fullnameOverride": "f" * 48, "pools.big-and-long-of-name.replicas": "1"}, "63"),
         (
             {"worker.autoscaling.enabled": "true", "worker.autoscaling.maxReplicas": "0"},

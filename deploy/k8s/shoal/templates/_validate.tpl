@@ -13,6 +13,7 @@
 {{- range $found.parts -}}
 {{- $_ := include "shoal.name" . -}}
 {{- include "shoal.validateScaling" . -}}
+{{- include "shoal.validateDrain" . -}}
 {{- if eq $service "worker" }}{{ include "shoal.validateWorker" . }}{{ end -}}
 {{- end -}}
 {{- end -}}
@@ -77,6 +78,15 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The grace period of a pod follows from drainSeconds, and from nothing that is said elsewhere. */}}
+{{- define "shoal.validateDrain" -}}
+{{- $said := join " " .values.extraArgs -}}
+{{- range .values.extraEnv }}{{ $said = printf "%s %s" $said .name }}{{ end -}}
+{{- if or (contains "--drain-timeout" $said) (contains "SHOAL_DRAIN_TIMEOUT" $said) -}}
+{{- fail (printf "%s: say drainSeconds in place of --drain-timeout, so that the grace period follows" (include "shoal.where" .)) -}}
 {{- end -}}
 {{- end -}}
 
