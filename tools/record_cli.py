@@ -26,8 +26,8 @@ _HEAD = """# The command line
 <!-- Made by `python -m tools.record_cli`; do not edit. -->
 
 Every command, as it ran on a machine with two cores and no GPU that had much else to do: its times
-are no measure. [Flags](reference/flags.md) has all flags; `shoal COMMAND --help` says the same. Long
-outputs are cut where `...` stands.
+are no measure. [Flags](reference/flags.md) has all flags; `shoal COMMAND --help` says the same.
+Long outputs are cut where `...` stands.
 """
 # What is shown of each command: the words after `shoal`, where {url} is the fleet's.
 RUNS: dict[str, str] = {
