@@ -5,7 +5,7 @@ token is a hash of its coordinates: neighbours in the batch, batch order, preemp
 and resume cannot change a draw. The hash is a 32-bit finaliser of the multiply and
 xor-shift kind (constants by T. Ettinger, "Hash Function Prospector" #19), applied
 twice; the row's key is SplitMix64 (Steele et al., 2014) of seed and position. On a CPU
-native/draw.h computes the same.
+native/sampling.h computes the same.
 """
 
 from __future__ import annotations

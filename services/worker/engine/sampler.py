@@ -20,6 +20,7 @@ from services.worker.engine.masking import SampleMasks
 from services.worker.engine.slot_state import SlotState
 from services.worker.engine.thresholds import draw_thresholded
 from services.worker.layers.transfer import to_device
+from services.worker.native import structures
 from services.worker.native.kernels import Kernels
 
 RowIndex = npt.NDArray[np.int64]
@@ -32,7 +33,8 @@ CPU = torch.device("cpu")
 class Sampler:
     """Samples for slots on a device; owns their parameters.
 
-    On CUDA nothing here waits for the device: which rows need what is known on the host.
+    On CUDA nothing here waits for the device: which rows need what is known on the host. On the
+    CPU native kernels penalise and draw where there are any.
     """
 
     def __init__(
@@ -44,10 +46,10 @@ class Sampler:
         alone: bool = False,
         kernels: Kernels | None = None,
     ) -> None:
-        self._kernels = kernels  # torch draws without
         self.slots = SlotState(num_slots, vocab_size, device)
         self.alone = alone  # rows are computed one by one, so that none depends on another
         self._device = device
+        self._kernels = kernels  # torch penalises and draws without
 
     def admit(self, admission: Admission) -> None:
         """Takes over a slot for a request."""
@@ -85,7 +87,7 @@ class Sampler:
         masks: SampleMasks | None,
     ) -> torch.Tensor:
         """The ids, [rows]"""
-        if self.alone and len(slots) > 1:
+        if self.alone and self._kernels is None and len(slots) > 1:
             # Each row on a copy of its own, as torch's sums and logarithms may depend on where
             # in a tensor a number stands.
             choices = []
@@ -113,9 +115,7 @@ class Sampler:
         state = self.slots
         rows = np.flatnonzero(state.penalized[slots])
         if len(rows):
-            index = self._on_device(rows)
-            params = self._penalty_params(slots[rows])
-            logits[index] = state.penalties.apply(logits[index], slots[rows], params)
+            self._penalize(logits, rows, slots[rows])
         for row in np.flatnonzero(state.biased[slots]).tolist():
             ids, values = state.bias[int(slots[row])]
             logits[row].index_add_(0, ids, values)
@@ -126,6 +126,14 @@ class Sampler:
         for row in np.flatnonzero(early).tolist():
             logits[row].index_fill_(0, state.banned[int(slots[row])], float("-inf"))
 
+    def _penalize(self, logits: torch.Tensor, rows: RowIndex, slots: IntArray) -> None:
+        params, penalties = self._penalty_params(slots), self.slots.penalties
+        if self._kernels is not None:
+            penalties.apply_natively(self._kernels, logits, rows, slots, params)
+        else:
+            index = self._on_device(rows)
+            logits[index] = penalties.apply(logits[index], slots, params)
+
     def _penalty_params(self, slots: IntArray) -> npt.NDArray[np.float32]:
         sampling = [self.slots.admissions[slot].sampling for slot in slots.tolist()]
         return np.array(
@@ -134,6 +142,8 @@ class Sampler:
         )
 
     def _choose(self, logits: torch.Tensor, slots: IntArray, positions: IntArray) -> torch.Tensor:
+        if self._kernels is not None:
+            return self._kernels.choose(logits, self._native_draws(slots, positions))
         greedy, filtered = self.slots.greedy[slots], self.slots.filtered[slots]
         if greedy.all():
             return logits.argmax(dim=1)
@@ -153,7 +163,7 @@ class Sampler:
         self, drawn: BoolArray, filtered: BoolArray, top_k: RowIndex
     ) -> list[tuple[RowIndex, Callable[[torch.Tensor, DrawParams], torch.Tensor]]]:
         """The rows of each kind of draw."""
-        plain = (np.flatnonzero(drawn & ~filtered), self._draw)
+        plain = (np.flatnonzero(drawn & ~filtered), draw)
         if self._device.type == "cpu":
             return [plain, (np.flatnonzero(drawn & filtered), draw_filtered)]
         few = top_k <= CANDIDATES
@@ -163,10 +173,15 @@ class Sampler:
             (np.flatnonzero(drawn & filtered & ~few), draw_thresholded),
         ]
 
-    def _draw(self, logits: torch.Tensor, params: DrawParams) -> torch.Tensor:
-        if self._kernels is None:
-            return draw(logits, params)
-        return self._kernels.draw(logits, params.temperature, params.key_low, params.key_high)
+    def _native_draws(self, slots: IntArray, positions: IntArray) -> npt.NDArray[np.void]:
+        state = self.slots
+        draws = np.empty(len(slots), structures.DRAW)
+        draws["temperature"] = np.where(state.greedy[slots], 0.0, state.temperature[slots])
+        for name in ("top_p", "log_min_p", "top_k"):
+            draws[name] = getattr(state, name)[slots]
+        keys = row_keys(state.seeds[slots], positions.astype(np.uint64))
+        draws["key_low"], draws["key_high"] = keys
+        return draws
 
     def _draw_params(self, slots: IntArray, positions: IntArray) -> DrawParams:
         state = self.slots

@@ -13,6 +13,8 @@ import torch
 
 from services.worker.core import Admission, IntArray
 from services.worker.layers.transfer import to_device
+from services.worker.native import structures
+from services.worker.native.kernels import Kernels
 
 _SEED_MASK = (1 << 64) - 1
 
@@ -133,9 +135,26 @@ class PenaltyCounts:
         edited: torch.Tensor = logits - frequency * counts - presence * seen
         return edited
 
+    def apply_natively(
+        self,
+        kernels: Kernels,
+        logits: torch.Tensor,
+        rows: npt.NDArray[np.int64],
+        slots: IntArray,
+        params: npt.NDArray[np.float32],
+    ) -> None:
+        """`apply` to `rows` of logits [rows of the batch, vocab], in place."""
+        penalties = np.empty(len(rows), structures.PENALTY)
+        penalties["row"], penalties["counts_row"] = rows, self._rows_of(slots)
+        for column, name in enumerate(("presence", "frequency", "repetition")):
+            penalties[name] = params[:, column]
+        kernels.penalize(logits, self._outputs, self._in_prompt, penalties)
+
     def _index(self, slots: IntArray) -> torch.Tensor:
-        rows = np.array([self._rows[slot] for slot in slots.tolist()], np.int64)
-        return to_device(rows, self._device)
+        return to_device(self._rows_of(slots), self._device)
+
+    def _rows_of(self, slots: IntArray) -> npt.NDArray[np.int64]:
+        return np.array([self._rows[slot] for slot in slots.tolist()], np.int64)
 
     def _grow(self) -> None:
         size = len(self._outputs)

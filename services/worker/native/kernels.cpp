@@ -9,8 +9,8 @@
 // neighbours, nor on the number of threads. With `uniform` attention a token's result does not
 // depend either on whether it was decoded or prefilled, in whatever chunk.
 
-#include "draw.h"
 #include "layers.h"
+#include "sampling.h"
 
 #define SHOAL_API extern "C" __attribute__((visibility("default")))
 
@@ -63,8 +63,23 @@ SHOAL_API int shoal_layers(float* x, const shoal::Layer* layers, int num_layers,
   return shoal::run_layers(x, layers, num_layers, *tokens, *attention) ? 0 : 1;
 }
 
-// Draws a token a row. logits: [rows, vocab]; temperature, low, high: [rows].
-SHOAL_API void shoal_draw(int64_t* tokens, const float* logits, int rows, int vocab,
-                          const float* temperature, const int64_t* low, const int64_t* high) {
-  shoal::draw(tokens, logits, rows, vocab, temperature, low, high);
+// A token for each row. logits: [rows, vocab], rows `stride` apart; draws, ids: [rows].
+SHOAL_API void shoal_choose(int64_t* ids, const float* logits, int64_t stride,
+                            const shoal::Draw* draws, int rows, int vocab) {
+#pragma omp parallel for schedule(dynamic) if (rows > 1)
+  for (int r = 0; r < rows; ++r) ids[r] = shoal::choose(logits + r * stride, vocab, draws[r]);
+}
+
+// Penalises some rows of logits in place. outputs: how often each id was chosen, in_prompt: 1 where
+// it is in the prompt, both [counts rows, vocab].
+SHOAL_API void shoal_penalize(float* logits, int64_t stride, const int32_t* outputs,
+                              const uint8_t* in_prompt, const shoal::Penalty* penalties, int count,
+                              int vocab) {
+#pragma omp parallel for schedule(static) if (count > 1)
+  for (int i = 0; i < count; ++i) {
+    const shoal::Penalty& penalty = penalties[i];
+    const int64_t counts = int64_t(penalty.counts_row) * vocab;
+    shoal::penalize(logits + penalty.row * stride, outputs + counts, in_prompt + counts, vocab,
+                    penalty);
+  }
 }

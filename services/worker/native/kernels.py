@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -85,12 +87,15 @@ class Kernels:
         self._silu_mul = handle.shoal_silu_mul
         self._silu_mul.argtypes = [_POINTER] * 2 + [_INT] * 2
         self._silu_mul.restype = None
-        self._draw = handle.shoal_draw
-        self._draw.argtypes = [_POINTER] * 2 + [_INT] * 2 + [_POINTER] * 3
-        self._draw.restype = None
         self._layers = handle.shoal_layers
         self._layers.argtypes = [_POINTER, _POINTER, _INT, _POINTER, _POINTER]
         self._layers.restype = _INT
+        self._choose = handle.shoal_choose
+        self._choose.argtypes = [_POINTER, _POINTER, _LONG, _POINTER, _INT, _INT]
+        self._choose.restype = None
+        self._penalize = handle.shoal_penalize
+        self._penalize.argtypes = [_POINTER, _LONG, *[_POINTER] * 3, _INT, _INT]
+        self._penalize.restype = None
 
     @classmethod
     def load(cls) -> Kernels | None:
@@ -208,19 +213,47 @@ class Kernels:
         self._silu_mul(out.data_ptr(), gate_up.data_ptr(), rows, both // 2)
         return out
 
-    def draw(
-        self, logits: Tensor, temperature: Tensor, key_low: Tensor, key_high: Tensor
-    ) -> Tensor:
-        """Draws a token a row from the whole distribution, as `engine.filters.draw` does.
+    def choose(self, logits: Tensor, draws: npt.NDArray[np.void]) -> Tensor:
+        """A token for each row: the likeliest where the temperature is 0, else drawn as
+        `services.worker.engine.filters` draws.
 
-        logits: [rows, vocab]; temperature: [rows, 1]; key_low, key_high: [rows, 1], int64
-        -> [rows], int64
+        logits: [rows, vocab]; draws: [rows] of `structures.DRAW` -> ids [rows], int64
         """
         rows, vocab = logits.shape
-        given = [x.contiguous() for x in (logits, temperature, key_low, key_high)]
-        assert given[0].dtype == given[1].dtype == torch.float32
-        assert given[2].dtype == given[3].dtype == torch.int64
-        tokens = torch.empty(rows, dtype=torch.int64)
-        scores, *params = (x.data_ptr() for x in given)
-        self._draw(tokens.data_ptr(), scores, rows, vocab, *params)
-        return tokens
+        assert logits.stride(1) == 1
+        assert draws.dtype == structures.DRAW
+        ids = torch.empty(rows, dtype=torch.int64)
+        self._choose(
+            ids.data_ptr(), logits.data_ptr(), logits.stride(0), draws.ctypes.data, rows, vocab
+        )
+        return ids
+
+    def penalize(
+        self,
+        logits: Tensor,
+        outputs: Tensor,
+        in_prompt: Tensor,
+        penalties: npt.NDArray[np.void],
+    ) -> None:
+        """Applies presence, frequency and repetition penalties to some rows, in place.
+
+        Args:
+            logits: [rows, vocab].
+            outputs: how often an id was chosen, int32, [counts rows, vocab].
+            in_prompt: whether it is in the prompt, bool, the same.
+            penalties: [penalised rows] of `structures.PENALTY`.
+        """
+        assert logits.stride(1) == 1
+        assert outputs.is_contiguous()
+        assert outputs.dtype == torch.int32
+        assert in_prompt.is_contiguous()
+        assert penalties.dtype == structures.PENALTY
+        self._penalize(
+            logits.data_ptr(),
+            logits.stride(0),
+            outputs.data_ptr(),
+            in_prompt.data_ptr(),
+            penalties.ctypes.data,
+            len(penalties),
+            logits.shape[1],
+        )

@@ -1,9 +1,32 @@
-"""The structures of the C interface, field by field as in attention.h and layers.h."""
+"""The structures of the C interface, field by field as in its headers."""
 
 from __future__ import annotations
 
 import ctypes
 from ctypes import c_float, c_int32, c_int64, c_void_p
+
+import numpy as np
+
+# How a row is drawn, and how one is penalised, as in sampling.h.
+DRAW = np.dtype(
+    [
+        ("temperature", np.float32),
+        ("top_p", np.float32),
+        ("log_min_p", np.float32),
+        ("top_k", np.int32),
+        ("key_low", np.uint32),
+        ("key_high", np.uint32),
+    ]
+)
+PENALTY = np.dtype(
+    [
+        ("row", np.int32),
+        ("counts_row", np.int32),
+        ("presence", np.float32),
+        ("frequency", np.float32),
+        ("repetition", np.float32),
+    ]
+)
 
 
 class Weight(ctypes.Structure):

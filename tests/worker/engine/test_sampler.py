@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,24 +12,54 @@ import torch
 
 from services.worker.core import Admission, SamplingParams, TokenLogprobs
 from services.worker.engine.sampler import Sampler
+from services.worker.native.kernels import Kernels
 
 VOCAB = 1000
 DRAWS = 4000
 
 
-def make_sampler(
-    *rows: SamplingParams,
-    vocab: int = VOCAB,
-    prompt: list[int] | None = None,
-    outputs: list[int] | None = None,
-    banned: tuple[int, ...] = (),
-) -> Sampler:
-    """A sampler whose slot i holds the parameters of rows[i]."""
-    sampler = Sampler(len(rows), vocab)
-    for slot, params in enumerate(rows):
-        ids = (np.array(prompt or [1], np.int32), np.array(outputs or [], np.int32))
-        sampler.admit(Admission(slot, *ids, params, banned))
-    return sampler
+class SamplerFactory(Protocol):
+    def __call__(
+        self,
+        *rows: SamplingParams,
+        vocab: int = VOCAB,
+        prompt: list[int] | None = None,
+        outputs: list[int] | None = None,
+        banned: tuple[int, ...] = (),
+    ) -> Sampler: ...
+
+
+def sampler_factory(kernels: Kernels | None) -> SamplerFactory:
+    """Makes samplers whose slot i holds the parameters of rows[i]."""
+
+    def make(
+        *rows: SamplingParams,
+        vocab: int = VOCAB,
+        prompt: list[int] | None = None,
+        outputs: list[int] | None = None,
+        banned: tuple[int, ...] = (),
+    ) -> Sampler:
+        sampler = Sampler(len(rows), vocab, kernels=kernels)
+        for slot, params in enumerate(rows):
+            ids = (np.array(prompt or [1], np.int32), np.array(outputs or [], np.int32))
+            sampler.admit(Admission(slot, *ids, params, banned))
+        return sampler
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Kernels:
+    loaded = Kernels.load()
+    if loaded is None:
+        pytest.skip("no C++ compiler")
+    return loaded
+
+
+@pytest.fixture(params=["torch", "native"])
+def make_sampler(request: pytest.FixtureRequest) -> SamplerFactory:
+    native = request.param == "native"
+    return sampler_factory(request.getfixturevalue("kernels") if native else None)
 
 
 def sample(
@@ -44,7 +74,9 @@ def sample(
     return tokens.tolist(), dict(zip(rows_reported.tolist(), report.entries(), strict=True))
 
 
-def draw_many(params: SamplingParams, logits: torch.Tensor, count: int) -> npt.NDArray[np.int64]:
+def draw_many(
+    make_sampler: SamplerFactory, params: SamplingParams, logits: torch.Tensor, count: int
+) -> npt.NDArray[np.int64]:
     """How often each id is drawn at positions 0 .. count - 1, as rows of one batch."""
     sampler = make_sampler(params, vocab=len(logits))
     slots, positions = np.zeros(count, np.int32), np.arange(count, dtype=np.int32)
@@ -71,7 +103,7 @@ def logits() -> torch.Tensor:
     return torch.randn(VOCAB, generator=torch.Generator().manual_seed(1)) * 2.5
 
 
-def test_greedy_takes_the_likeliest(logits: torch.Tensor) -> None:
+def test_greedy_takes_the_likeliest(make_sampler: SamplerFactory, logits: torch.Tensor) -> None:
     sampler = make_sampler(SamplingParams(temperature=0), SamplingParams(temperature=1e-6))
     tokens, logprobs = sample(sampler, torch.stack([logits, -logits]))
     assert tokens == [int(logits.argmax()), int(logits.argmin())]
@@ -79,8 +111,10 @@ def test_greedy_takes_the_likeliest(logits: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
-def test_draws_follow_the_softmax(logits: torch.Tensor, temperature: float) -> None:
-    counts = draw_many(SamplingParams(temperature=temperature, seed=5), logits, DRAWS)
+def test_draws_follow_the_softmax(
+    make_sampler: SamplerFactory, logits: torch.Tensor, temperature: float
+) -> None:
+    counts = draw_many(make_sampler, SamplingParams(temperature=temperature, seed=5), logits, DRAWS)
     statistic, limit = chi_square(counts, (logits / temperature).softmax(0))
     assert statistic < limit
 
@@ -97,10 +131,10 @@ def test_draws_follow_the_softmax(logits: torch.Tensor, temperature: float) -> N
     ],
 )
 def test_filtered_draws_follow_the_renormalised_softmax(
-    logits: torch.Tensor, filters: dict[str, Any]
+    make_sampler: SamplerFactory, logits: torch.Tensor, filters: dict[str, Any]
 ) -> None:
     params = SamplingParams(seed=7, **filters)
-    counts = draw_many(params, logits, DRAWS)
+    counts = draw_many(make_sampler, params, logits, DRAWS)
     probs = filtered_probs(logits, params)
     assert not counts[probs.numpy() == 0].any()
     statistic, limit = chi_square(counts, probs)
@@ -119,7 +153,9 @@ def filtered_probs(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor
     return torch.zeros_like(probs).scatter_(0, order, probs / probs.sum()).float()
 
 
-def test_a_draw_depends_on_seed_and_position_only(logits: torch.Tensor) -> None:
+def test_a_draw_depends_on_seed_and_position_only(
+    make_sampler: SamplerFactory, logits: torch.Tensor
+) -> None:
     seeded = SamplingParams(seed=42, temperature=0.9)
     filtered = dataclasses.replace(seeded, top_p=0.9)
     others = [SamplingParams(temperature=0), SamplingParams(seed=9), SamplingParams(top_k=3)]
@@ -135,17 +171,21 @@ def test_a_draw_depends_on_seed_and_position_only(logits: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, -1, 2**63, 2**64 + 5])
-def test_any_integer_is_a_seed(logits: torch.Tensor, seed: int) -> None:
+def test_any_integer_is_a_seed(
+    make_sampler: SamplerFactory, logits: torch.Tensor, seed: int
+) -> None:
     assert 0 <= sample(make_sampler(SamplingParams(seed=seed)), logits[None])[0][0] < VOCAB
 
 
-def test_top_k_of_one_is_greedy_even_at_a_high_temperature(logits: torch.Tensor) -> None:
+def test_top_k_of_one_is_greedy_even_at_a_high_temperature(
+    make_sampler: SamplerFactory, logits: torch.Tensor
+) -> None:
     for position in range(50):
         sampler = make_sampler(SamplingParams(top_k=1, temperature=2.0, seed=position))
         assert sample(sampler, logits[None], position)[0] == [int(logits.argmax())]
 
 
-def test_presence_and_frequency_count_outputs_only() -> None:
+def test_presence_and_frequency_count_outputs_only(make_sampler: SamplerFactory) -> None:
     logits = torch.tensor([[3.0, 2.9, 2.0, 0.0]])
     presence = SamplingParams(temperature=0, presence_penalty=0.5)
     assert sample(make_sampler(presence, vocab=4, prompt=[0, 0]), logits)[0] == [0]
@@ -155,14 +195,14 @@ def test_presence_and_frequency_count_outputs_only() -> None:
     assert [sample(sampler, logits, p)[0][0] for p in range(5)] == [0, 0, 1, 0, 1]
 
 
-def test_repetition_counts_the_prompt_and_spares_signs() -> None:
+def test_repetition_counts_the_prompt_and_spares_signs(make_sampler: SamplerFactory) -> None:
     repetition = SamplingParams(temperature=0, repetition_penalty=2.0)
     sampler = make_sampler(repetition, vocab=3, prompt=[0])
     assert sample(sampler, torch.tensor([[3.0, 2.0, -1.0]]))[0] == [1]
     assert sample(sampler, torch.tensor([[-1.0, -1.5, -1.8]]), 1)[0] == [2]
 
 
-def test_a_slot_forgets_its_last_holder() -> None:
+def test_a_slot_forgets_its_last_holder(make_sampler: SamplerFactory) -> None:
     penalized = SamplingParams(temperature=0, frequency_penalty=2.0)
     sampler = make_sampler(penalized, vocab=3, outputs=[0, 0])
     logits = torch.tensor([[3.0, 2.0, 0.0]])
@@ -173,7 +213,9 @@ def test_a_slot_forgets_its_last_holder() -> None:
         assert sample(sampler, logits)[0] == [0]
 
 
-def test_logit_bias_forces_and_forbids_and_unknown_ids_do_nothing(logits: torch.Tensor) -> None:
+def test_logit_bias_forces_and_forbids_and_unknown_ids_do_nothing(
+    make_sampler: SamplerFactory, logits: torch.Tensor
+) -> None:
     best = int(logits.argmax())
     params = SamplingParams(temperature=0, logit_bias={5: 100.0, VOCAB + 3: 100.0})
     assert sample(make_sampler(params), logits[None])[0] == [5]
@@ -181,7 +223,7 @@ def test_logit_bias_forces_and_forbids_and_unknown_ids_do_nothing(logits: torch.
     assert sample(make_sampler(forbid), logits[None])[0] == [int(logits.argsort()[-2])]
 
 
-def test_banned_ids_wait_for_min_tokens(logits: torch.Tensor) -> None:
+def test_banned_ids_wait_for_min_tokens(make_sampler: SamplerFactory, logits: torch.Tensor) -> None:
     best = int(logits.argmax())
     params = SamplingParams(temperature=0, min_tokens=3, logit_bias={best: 100.0})
     sampler = make_sampler(params, banned=(best, VOCAB + 1))
@@ -189,7 +231,9 @@ def test_banned_ids_wait_for_min_tokens(logits: torch.Tensor) -> None:
     assert [token == best for token in tokens] == [False, False, False, True, True]
 
 
-def test_logprobs_are_of_the_raw_distribution(logits: torch.Tensor) -> None:
+def test_logprobs_are_of_the_raw_distribution(
+    make_sampler: SamplerFactory, logits: torch.Tensor
+) -> None:
     params = SamplingParams(temperature=0.7, seed=3, logit_bias={5: 100.0}, logprobs=4)
     plain = SamplingParams(temperature=0)
     bare = dataclasses.replace(plain, logprobs=0)
@@ -202,3 +246,40 @@ def test_logprobs_are_of_the_raw_distribution(logits: torch.Tensor) -> None:
     assert logprobs[1].top_token_ids == ids.tolist()
     assert logprobs[1].top_logprobs == pytest.approx(values.tolist(), abs=1e-5)
     assert list(logprobs[2].top_token_ids) == []
+
+
+PENALISED = {"presence_penalty": 0.3, "frequency_penalty": 0.2, "repetition_penalty": 1.3}
+
+
+@pytest.mark.parametrize("scale", [0.3, 3.0, 30.0])
+def test_native_kernels_choose_what_torch_chooses(kernels: Kernels, scale: float) -> None:
+    vocab = 4999  # not a whole number of vectors
+    rows = [
+        SamplingParams(seed=seed, temperature=temperature, **filters)
+        for seed, temperature in enumerate((0.0, 0.4, 1.0, 2.5))
+        for filters in (
+            {},
+            {"top_k": 7},
+            {"top_p": 0.6},
+            {"top_p": 0.999},
+            {"min_p": 0.2},
+            {"top_k": 3000, "top_p": 0.95, "min_p": 0.001},
+            PENALISED,
+        )
+    ]
+    logits = torch.randn(len(rows), vocab, generator=torch.Generator().manual_seed(3)) * scale
+    logits[:, ::17] = float("-inf")
+    history = {"vocab": vocab, "prompt": [1, 2, 2, 4998], "outputs": [2, 9, 9, 40]}
+    native, plain = (sampler_factory(k)(*rows, **history) for k in (kernels, None))  # type: ignore[arg-type]
+    for position in range(6):
+        assert sample(native, logits, position) == sample(plain, logits, position)
+
+
+def test_native_kernels_survive_logits_that_are_no_numbers(kernels: Kernels) -> None:
+    params = [SamplingParams(temperature=0), SamplingParams(seed=1), SamplingParams(top_p=0.5)]
+    sampler = sampler_factory(kernels)(*params)
+    for value in (float("nan"), float("inf"), float("-inf")):
+        some = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(4))
+        some[:, 10:500] = value
+        for logits in (some, torch.full((3, VOCAB), value)):
+            assert all(0 <= token < VOCAB for token in sample(sampler, logits)[0])

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.worker.engine.filters import DrawParams, draw
 from services.worker.native.kernels import HEAD_DIMS, Kernels, PagedRows
 from services.worker.native.packing import GROUP, PackedWeight, pack_float32, pack_int8
 
@@ -281,22 +280,3 @@ def test_four_bit_blocks_lose_nothing_and_others_little() -> None:
     error = (_plain(packed) - mixed.double()).abs()
     assert error[1:].max() < 1e-6  # 15 steps of eight are among the 120
     assert error[0].max() <= float(mixed[0].max() - mixed[0].min()) / 240 + 1e-6
-
-
-def test_draws_equal_those_of_torch(kernels: Kernels) -> None:
-    generator = torch.Generator().manual_seed(8)
-    rows, vocab = 64, 4099  # no multiple of a vector
-    logits = torch.randn(rows, vocab, generator=generator) * 2
-    logits[3, 7:] = -torch.inf
-    logits[4, :-1] = -torch.inf
-    temperature = torch.rand(rows, 1, generator=generator) + 0.2
-    low, high = torch.randint(0, 1 << 32, (2, rows, 1), generator=generator)
-    unused = torch.zeros(rows, 1)
-    expected = draw(logits, DrawParams(temperature, unused, unused, unused, low, high))
-    tokens = kernels.draw(logits, temperature, low, high)
-    assert torch.equal(tokens, expected)
-    assert tokens[3] < 7
-    assert tokens[4] == vocab - 1
-    assert torch.equal(
-        kernels.draw(logits[9:10], temperature[9:10], low[9:10], high[9:10]), tokens[9:10]
-    )
