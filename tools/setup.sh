@@ -45,7 +45,7 @@ install_dev() {
     say "installing the tools for tests and linters"
     "${pip[@]}" -e '.[dev]'
     .venv/bin/python tools/get-helm.py .venv/bin ||
-        say "could not get helm; tests of the chart will be skipped"
+        say "could not get both helms; tests of the chart will be skipped"
 }
 
 [ -x .venv/bin/python ] || make_venv

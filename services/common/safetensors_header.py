@@ -35,7 +35,7 @@ def weight_files(directory: Path) -> list[Path]:
     if index.exists():
         try:
             names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise StartupError(f"cannot read {index}: {error}") from error
         return [directory / name for name in sorted(names)]
     return [directory / SINGLE] if (directory / SINGLE).exists() else []

@@ -45,7 +45,8 @@ def fleet_app(fleet: Fleet) -> Starlette:
         return await _fetch(wanted[0].admin_address)
 
     def ready() -> bool:
-        return all(process.state == "ready" for process in fleet.processes)
+        processes = fleet.processes  # none while it starts
+        return bool(processes) and all(process.state == "ready" for process in processes)
 
     return build_app(
         process_registry(),

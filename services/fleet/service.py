@@ -177,10 +177,10 @@ class Service:
                 self._enter(State.LOADING)
 
     def _on_stdout(self, line: str) -> None:
-        if not self._was_ready:
-            self.stdout.put_nowait(line)
         if not is_announcement(line):
             self._on_output(line)
+        elif not self._was_ready:
+            self.stdout.put_nowait(line)
 
     def _on_stderr(self, line: str) -> None:
         # Before it was ever ready, its last sentence is what the whole fleet ends with.

@@ -101,7 +101,8 @@ class GatewayConfig:
     expect_models: tuple[str, ...] = option(
         (),
         "models whose workers may all be away, scaled to none or not started yet: requests for"
-        " them wait for --hold-timeout and then get 503, where unknown models get 404",
+        " them wait for --hold-timeout and then get 503; unknown models get 404 once there has been"
+        " any worker",
         group=_PEERS,
         metavar="NAME,...",
     )

@@ -51,6 +51,7 @@ class BodyWriter:
         if (
             cycle.flow.write_paused
             or cycle.disconnected
+            or cycle.transport.is_closing()
             or cycle.response_complete
             or not cycle.chunked_encoding
         ):
@@ -84,6 +85,7 @@ class GuardedConnection(HttpToolsProtocol):
         self._header_bytes = 0
         self._too_large = False
         self._refused = False  # what still comes is not looked at
+        self._unanswered: list[RequestResponseCycle] = []  # several if it pipelines
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -95,6 +97,7 @@ class GuardedConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._tell_gone()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -124,6 +127,8 @@ class GuardedConnection(HttpToolsProtocol):
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before:  # it reads the scope in a task that has not begun
+            waiting = [cycle for cycle in self._unanswered if not cycle.response_complete]
+            self._unanswered = [*waiting, self.cycle]
             writer = BodyWriter(self.cycle)
             self.scope["extensions"] = {BODY_WRITER: {"write": writer.write}}
 
@@ -168,6 +173,11 @@ class GuardedConnection(HttpToolsProtocol):
         if self.transport.is_closing() or self._refused:
             return
         self._refused = True
+        answering = any(c.response_started and not c.response_complete for c in self._unanswered)
+        self._tell_gone()
+        if answering:  # the refusal would be taken for a part of that answer
+            self.transport.close()
+            return
         kind = "invalid_request_error" if status < 500 else "service_unavailable_error"
         error = {"message": message, "type": kind, "param": None, "code": code}
         body = msgspec.json.encode({"error": error})
@@ -178,11 +188,16 @@ class GuardedConnection(HttpToolsProtocol):
             + b"content-length: %d\r\n\r\n" % len(body)
             + body
         )
-        if self.cycle is not None:  # to the application the client has left
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
         if self.transport.can_write_eof():
             self.transport.write_eof()
             self._timer = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
         else:  # TLS has no half of a connection
             self.transport.close()
+
+    def _tell_gone(self) -> None:
+        """To the application the client has left, with every request that has no answer yet;
+        uvicorn itself tells the last one alone."""
+        for cycle in self._unanswered:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()

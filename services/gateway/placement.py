@@ -139,7 +139,7 @@ class Placement:
         """Continues a choice, which its worker gave up with `error`, on another."""
         if isinstance(error, InternalError):  # before the first token: a retry, no promise
             self._spend_retry(error)
-        self._spend_move(choice, "worker", error)
+        self._move(choice, "worker", error)
         await self._place(choice, None, resuming=True)
 
     async def redecode(self, choice: Choice, *, handed_back: bool = False) -> None:
@@ -148,7 +148,7 @@ class Placement:
         if handed_back:
             error = HandedBack("its detokenizer is going away")
         while True:
-            self._spend_move(choice, "detokenizer", error)
+            self._move(choice, "detokenizer", error)
             decoder = await self._host.fleet.pick_decoder(self._model, self._patience())
             try:
                 return choice.decode_with(decoder, self._request.text)
@@ -179,7 +179,7 @@ class Placement:
                 return await choice.submit_to(worker, self._submit_message(choice))
             except (PeerLost, HandedBack) as error:
                 promised = True  # it may have been accepted
-                self._spend_move(choice, "worker", error)
+                self._move(choice, "worker", error)
             except Overloaded as error:
                 if not overloaded and self._has_other(choice, refused, worker):
                     overloaded = True
@@ -257,6 +257,13 @@ class Placement:
         if not made:
             raise error
 
+    def _move(self, choice: Choice, kind: str, error: ShoalError) -> None:
+        """Spends a move on an instance that was lost or hands back, and notes it."""
+        self._spend_move(choice, kind, error)
+        kinds = _LEFT if isinstance(error, HandedBack) else _LOST
+        self._host.recent.count_resume(self._loop.time())
+        self._journey.mark(kinds[kind], choice.index, detail=error.message)
+
     def _spend_move(self, choice: Choice, kind: str, error: ShoalError) -> None:
         """Raises an error for the client if the choice has no move of this kind left."""
         log.info(
@@ -264,8 +271,6 @@ class Placement:
             extra={"request_id": self._request.request_id, "peer": kind, "reason": error.message},
         )
         if isinstance(error, HandedBack):
-            self._host.recent.count_resume(self._loop.time())
-            self._journey.mark(_LEFT[kind], choice.index, detail=error.message)
             self._host.metrics.count_handoff(kind)
             return
         if choice.num_moves[kind] >= self._host.max_moves:
@@ -274,8 +279,6 @@ class Placement:
                 f" {choice.num_moves[kind]} times already",
                 retry_after=1.0,
             )
-        self._host.recent.count_resume(self._loop.time())
-        self._journey.mark(_LOST[kind], choice.index, detail=error.message)
         choice.num_moves[kind] += 1
         self._host.metrics.count_move(kind)
 

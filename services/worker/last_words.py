@@ -12,8 +12,11 @@ _NAME = "reason"
 
 
 def leave_reason(socket_path: str, sentence: str) -> None:
-    """Leaves a sentence for the agent, unless another rank was quicker."""
-    with suppress(FileExistsError), Path(socket_path).with_name(_NAME).open("x") as file:
+    """Leaves a sentence for the agent, unless another rank was quicker or the agent has gone."""
+    with (
+        suppress(FileExistsError, FileNotFoundError),
+        Path(socket_path).with_name(_NAME).open("x") as file,
+    ):
         file.write(sentence)
 
 

@@ -29,7 +29,9 @@ def check(config: WorkerConfig, *, memory: int | None = None, devices: Path = Pa
         return
     shape = model_config.read(files)
     read_metadata(files)
-    on_cpu = config.device == "cpu" or config.deterministic or not _has_gpu(devices)
+    guessed = "cuda" if _has_gpu(devices) else "cpu"
+    device = guessed if config.device == "auto" else config.device
+    on_cpu = device == "cpu" or config.deterministic
     dtype = choices.dtype(config.dtype, "cpu" if on_cpu else "cuda", shape.dtype)
     shares = Shares(0, config.tp)
     if on_cpu:

@@ -97,7 +97,8 @@ class RankLoop:
         """Waits for a command, a grammar or the next sign of life; checks the engine, and once
         the books."""
         started = time.monotonic()
-        report = self._steps.due_in(started)
+        # Until the agent reads again, which wakes this too, no step can be told.
+        report = None if self._link.congested else self._steps.due_in(started)
         self._link.wait(_SIGN_OF_LIFE if report is None else report, self._gate.fd)
         self._check_engine()
         if not self._checked and time.monotonic() - started >= _SIGN_OF_LIFE:

@@ -18,7 +18,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b[=>78]|\r")
 
 
 class Terminal:
-    """`shoal` with some words on a terminal of 120 columns; `shown` is all that it wrote."""
+    """`shoal` with some words on a terminal of 160 columns; `shown` is all that it wrote."""
 
     def __init__(self, *words: str, env: dict[str, str] | None = None) -> None:
         self._leader, follower = pty.openpty()

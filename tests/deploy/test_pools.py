@@ -144,6 +144,7 @@ def test_a_group_is_as_many_pods_as_hosts_and_ends_as_one(groups: Render) -> Non
 
 def test_members_meet_at_the_leader(groups: Render) -> None:
     """The controller sets both variables in every container, before all others."""
+    assert _group(groups)["networkConfig"] == {"subdomainPolicy": "UniquePerReplica"}
     for pod in ("leaderTemplate", "workerTemplate"):
         (container,) = _group(groups)["leaderWorkerTemplate"][pod]["spec"]["containers"]
         flags = Render.flags_of(container)

@@ -144,7 +144,7 @@ def test_the_rules_are_healthy_and_nothing_fires(prometheus: Prometheus) -> None
     assert "firing" not in alerts.values()
     recorded = [rule["name"] for rule in rules if rule["type"] == "recording"]
     for name in recorded:
-        assert prometheus.query(name), name
+        eventually(lambda of=name: bool(prometheus.query(of)), timeout=60, what=name)  # type: ignore[misc]
 
 
 def test_a_killed_worker_is_seen(fleet: ServedFleet, prometheus: Prometheus) -> None:

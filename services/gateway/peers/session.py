@@ -148,7 +148,9 @@ class Peer(ABC, Generic[Q, A, H]):
         try:
             channel = rpc.open_channel(self.address, self.tls)
         except StartupError as fault:  # a certificate is being replaced, or is gone
-            return PeerLost(f"{self._name} cannot be reached: {fault}")
+            lost = PeerLost(f"{self._name} cannot be reached: {fault}")
+            self.why_absent = lost.message
+            return lost
         call = self._open(channel)
         self._channel = channel
         tasks = [

@@ -84,14 +84,14 @@ class Feed:
         """A watcher for as long as the body runs."""
         watcher = Watcher()
         self._watchers.add(watcher)
-        if self._closed:
-            watcher.close()
-        elif self._publisher is None:
-            self._publisher = asyncio.create_task(self._publish())
-            self._publisher.add_done_callback(self._on_published)
-        else:  # the others have theirs
-            watcher.show(self._event())
         try:
+            if self._closed:
+                watcher.close()
+            elif self._publisher is None:
+                self._publisher = asyncio.create_task(self._publish())
+                self._publisher.add_done_callback(self._on_published)
+            else:  # the others have theirs
+                watcher.show(self._event())
             yield watcher
         finally:
             self._watchers.discard(watcher)
@@ -107,6 +107,8 @@ class Feed:
 
     def _on_published(self, task: asyncio.Task[None]) -> None:
         """A fault of ours ends the streams, rather than leaving them silent."""
+        if task is self._publisher:
+            self._publisher = None
         if not task.cancelled() and (fault := task.exception()) is not None:
             log.error("fault while showing the fleet", exc_info=fault)
             for watcher in self._watchers:

@@ -99,7 +99,8 @@ def _now() -> float:
 
 
 def _limit(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MAX_LISTED):
+    digits = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_LISTED))
+    if not (digits and 1 <= int(text) <= MAX_LISTED):
         raise InvalidRequest(f"limit must be an integer from 1 to {MAX_LISTED}", param="limit")
     return int(text)
 

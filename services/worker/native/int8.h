@@ -18,7 +18,7 @@
 
 #include "linear.h"
 
-// One instruction that adds four products to 32 bits; never run by those who wrote this.
+// One instruction that adds four products to 32 bits; compiled, not yet run.
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
 #define SHOAL_VNNI 1
 #else
@@ -42,11 +42,14 @@ struct Quantized {
 inline void quantize_group(const float* x, int8_t* values, float* scales) {
   float highest = 0.0f;
   for (int i = 0; i < GROUP; ++i) highest = std::max(highest, std::fabs(x[i]));
-  const float scale = highest / 127.0f, inverse = highest > 0.0f ? 127.0f / highest : 0.0f;
+  float sum = 0.0f;  // of what may be no number, so that the products tell of it
+  for (int i = 0; i < GROUP; ++i) sum += x[i] * 0.0f;
+  const bool usable = highest > 1e-30f && sum == 0.0f;
+  const float scale = highest / 127.0f + sum, inverse = usable ? 127.0f / highest : 0.0f;
   int total = 0;
   for (int i = 0; i < GROUP; ++i) {
     // Adding 1.5 * 2^23 rounds to nearest and leaves the integer in the low bits.
-    const float shifted = x[i] * inverse + 12582912.0f;
+    const float shifted = (usable ? x[i] * inverse : 0.0f) + 12582912.0f;
     int32_t bits;
     std::memcpy(&bits, &shifted, sizeof bits);
     const int32_t value = bits - 0x4B400000;

@@ -9,7 +9,7 @@
 
 namespace shoal {
 
-// A packed weight (`PackedWeight` in kernels.py), in float32 or, with scales, in eight bits.
+// A packed weight (`PackedWeight` in packing.py), in float32 or, with scales, in eight bits.
 struct Weight {
   const void* data;
   const float* scales;  // null: float32

@@ -7,7 +7,7 @@
 
 namespace shoal {
 
-// How a row is drawn; temperature 0 takes the likeliest. Mirrored in sampling.py.
+// How a row is drawn; temperature 0 takes the likeliest. Mirrored in structures.py.
 struct Draw {
   float temperature;
   float top_p;
@@ -57,7 +57,7 @@ inline float largest(vec v) {
   return most;
 }
 
-inline vec larger(vec a, vec b) { return a > b ? a : b; }
+inline vec larger(vec a, vec b) { return b > a ? b : a; }  // NaN in b is passed over
 
 // The first of the largest.
 inline int argmax(const float* row, int size) {

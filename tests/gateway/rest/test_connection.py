@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from services.gateway.connection import ConnectionLimits
+from services.gateway.domain import Chunk
 from tests.gateway.rest.fake import FakeGateway, words
 from tests.gateway.rest.helpers import CHAT, chat_body
 
@@ -113,6 +114,26 @@ async def test_a_long_answer_is_no_slow_request(address: Address, gateway: FakeG
             answer = await reader.readuntil(b"[DONE]\n\n")
         assert b"done" in answer
         assert b" 408 " in await _rest(reader)  # the next one never came
+
+
+@pytest.mark.parametrize("end", [b"", b"no http\r\n"], ids=["leaves", "is refused"])
+async def test_all_requests_of_a_client_that_pipelined_are_told_that_it_is_gone(
+    address: Address, gateway: FakeGateway, end: bytes
+) -> None:
+    hold = asyncio.Event()
+    gateway.script = lambda request: [Chunk(0, "begun", [1]), hold, *words("done")]
+    body = json.dumps(chat_body(stream=True)).encode()
+    post = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    async with connected(address) as (reader, writer):
+        writer.write(post + post)
+        await reader.readuntil(b"begun")
+        writer.write(end)
+        if end:
+            assert b"HTTP" not in await _rest(reader)
+    (first,) = gateway.generations
+    async with asyncio.timeout(20):
+        await first.closed.wait()
+    assert first.write(0, "late") is False
 
 
 @pytest.mark.parametrize("where", ["line", "one", "many", "endless"])

@@ -30,7 +30,7 @@ app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride | 
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .service }}
 {{- with .part }}
-shoal/{{ ternary "pool" "model" (eq $.service "worker") }}: {{ . }}
+shoal/{{ ternary "pool" "model" (eq $.service "worker") }}: {{ . | quote }}
 {{- end }}
 {{- end -}}
 

@@ -95,6 +95,7 @@
 {{- $hosts := int .values.hosts -}}
 {{- $ranks := int .values.tensorParallel -}}
 {{- $gpus := int .values.gpu.count -}}
+{{- if and (gt $hosts 1) (gt (len (include "shoal.name" .)) 48) }}{{ fail (printf "%s has more than 48 characters, which a LeaderWorkerSet's pods cannot be named after: shorten the release's or the pool's name" (include "shoal.name" .)) }}{{ end -}}
 {{- if mod $ranks $hosts }}{{ fail (printf "%s.tensorParallel %d cannot be shared by %s.hosts %d" $where $ranks $where $hosts) }}{{ end -}}
 {{- if and (gt $gpus 0) (ne (mul $gpus $hosts) $ranks) -}}
 {{- if eq $hosts 1 }}{{ fail (printf "%s.gpu.count %d must equal %s.tensorParallel %d: one GPU a rank" $where $gpus $where $ranks) }}{{ end -}}

@@ -34,6 +34,9 @@ metadata:
   {{- end }}
 spec:
   {{- include "shoal.replicas" . | nindent 2 }}
+  # A Service for each group, which tells of a leader before it is ready; the shared one would have
+  # the name of ours, which tells of those that serve.
+  networkConfig: {subdomainPolicy: UniquePerReplica}
   # A leader is ready only when its followers have joined, so they must not wait for that.
   startupPolicy: LeaderCreated
   rolloutStrategy:
