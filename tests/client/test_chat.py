@@ -354,7 +354,8 @@ def _first_run(server: ScriptedServer, state: dict[str, str]) -> None:
         terminal.send("hi\x1b\rthere\r")
         place = terminal.expect("Héllo")
         terminal.expect("[TTFT ", after=place)
-        terminal.expect("3 tokens", after=place)
+        place = terminal.expect("3 tokens", after=place)
+        terminal.expect(">", after=place)  # a Ctrl-D before the prompt would be lost
         terminal.send("\x04")
         assert terminal.end() == 0
 
@@ -366,8 +367,10 @@ def _second_run(server: ScriptedServer, state: dict[str, str]) -> None:
         place = terminal.expect("partly")
         terminal.send("\x03")
         place = terminal.expect("stopped", after=place)
+        place = terminal.expect(">", after=place)
         terminal.send("/stats\r")
-        terminal.expect("1 answers", after=place)
+        place = terminal.expect("1 answers", after=place)
+        terminal.expect(">", after=place)
         terminal.send("/exit\r")
         assert terminal.end() == 0
 

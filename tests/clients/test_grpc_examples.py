@@ -91,7 +91,7 @@ def test_grpcurl_lists_and_streams(fake_served: ServedFleet, grpc_address: str) 
 
 def test_the_docs_show_the_files() -> None:
     page = (ROOT / "docs" / "grpc.md").read_text()
-    blocks = re.findall(r"^```[a-z+]*\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```[a-z+]*(?: [a-z]+)*\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     for name in SHOWN:
         assert (EXAMPLES / name).read_text() in blocks, f"{name} is not in docs/grpc.md as it is"
     files = {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*.*") if path.is_file()}
