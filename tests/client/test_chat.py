@@ -55,6 +55,7 @@ class ScriptedServer:
 
     answer: list[bytes] = field(default_factory=lambda: list(HELLO))
     status: str = "200 OK"
+    refused: tuple[int, ...] = ()  # the chats, counted from 0, that get a 503
     hang: bool = False
     bodies: list[Any] = field(default_factory=list)
     client_left: asyncio.Event = field(default_factory=asyncio.Event)
@@ -69,6 +70,8 @@ class ScriptedServer:
         if b"/chat/completions" in head:
             self.bodies.append(json.loads(body))
             parts, status = self.answer, self.status
+            if len(self.bodies) - 1 in self.refused:
+                parts, status = [b'{"error": {"message": "busy"}}'], "503 Service Unavailable"
         writer.write(f"HTTP/1.1 {status}\r\nConnection: close\r\n\r\n".encode())
         for part in parts:
             writer.write(part)
@@ -268,6 +271,28 @@ async def test_retry_asks_the_last_question_again() -> None:
     assert notes == "there is no question to ask again\n"
     assert server.bodies[1]["messages"] == server.bodies[2]["messages"]
     assert len(server.bodies) == 3
+
+
+async def test_a_retry_that_fails_loses_nothing() -> None:
+    async with serving(ScriptedServer(refused=(2, 3))) as server:
+        _, notes = await _talk(server, "one", "two", "/retry", "/retry", "/retry", "three")
+    assert notes == "busy\n" * 2
+    asked = [[turn["content"] for turn in body["messages"]] for body in server.bodies]
+    assert asked[1:5] == [["one", "Héllo", "two"]] * 4
+    assert asked[5] == ["one", "Héllo", "two", "Héllo", "three"]
+
+
+async def test_retry_asks_a_question_again_whose_answer_failed() -> None:
+    lines = ("one", "two", "/retry", "/retry", "three", "four", "/clear", "/retry")
+    async with serving(ScriptedServer(refused=(1, 2, 5))) as server:
+        _, notes = await _talk(server, *lines)
+    assert notes == (
+        "busy\n" * 3 + "the conversation is forgotten\nthere is no question to ask again\n"
+    )
+    asked = [[turn["content"] for turn in body["messages"]] for body in server.bodies]
+    assert asked[1:4] == [["one", "Héllo", "two"]] * 3
+    assert asked[4] == ["one", "Héllo", "two", "Héllo", "three"]
+    assert len(asked) == 6
 
 
 async def test_a_saved_conversation_goes_on_elsewhere(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ class Conversation:
     system: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
     turns: list[Turn] = field(default_factory=list)
+    unanswered: str = ""  # the last question, if its answer failed
 
     def messages(self, question: str) -> list[Turn]:
         """What to send to have a question answered."""
@@ -55,9 +56,18 @@ class Conversation:
     def add(self, question: str, answer: str) -> None:
         self.turns.append({"role": "user", "content": question})
         self.turns.append({"role": "assistant", "content": answer})
+        self.unanswered = ""
+
+    def forget(self) -> None:
+        """Forgets every question and answer."""
+        self.turns = []
+        self.unanswered = ""
 
     def take_back(self) -> str | None:
-        """Forgets the last answer and its question, which is returned; None if there is none."""
+        """Forgets the last question, which is returned, and its answer; None if there is none."""
+        if self.unanswered:
+            question, self.unanswered = self.unanswered, ""
+            return question
         if not self.turns:
             return None
         question = self.turns[-2]["content"]
@@ -106,6 +116,7 @@ class Conversation:
         settings = value.get("settings") or {}
         self.system = str(value.get("system") or "")
         self.settings = {name: settings[name] for name in settings if name in SETTINGS}
+        self.forget()
         self.turns = [{"role": turn["role"], "content": turn["content"]} for turn in messages]
 
 

@@ -110,6 +110,7 @@ class Shell:
             if not isinstance(error, ApiError):
                 raise error
             self._note(str(error))
+            self._conversation.unanswered = text
             return False
         self._meter.answers.append(watch)
         if self._stats:
@@ -148,7 +149,7 @@ class Shell:
 
     async def _set_system(self, text: str) -> None:
         self._conversation.system = text
-        self._conversation.turns.clear()
+        self._conversation.forget()
         self._note("the system message is set" if text else "no system message")
 
     async def _set(self, text: str) -> None:
@@ -174,11 +175,15 @@ class Shell:
             self._note(f"the model {name!r} is not served; there are: {', '.join(served)}")
 
     async def _retry(self, text: str) -> None:
-        question = self._conversation.take_back()
+        talk = self._conversation
+        turns, unanswered = list(talk.turns), talk.unanswered
+        question = talk.take_back()
         if question is None:
             self._note("there is no question to ask again")
-        else:
-            await self.ask(question)
+            return
+        await self.ask(question)
+        if talk.unanswered:  # it failed: an answer that was there before stays
+            talk.turns, talk.unanswered = turns, unanswered
 
     async def _save(self, file: str) -> None:
         self._conversation.save(_needed(file, "/save FILE"))
@@ -193,7 +198,7 @@ class Shell:
         self._note(str(self._meter))
 
     async def _clear(self, text: str) -> None:
-        self._conversation.turns.clear()
+        self._conversation.forget()
         self._note("the conversation is forgotten")
 
     async def _help(self, text: str) -> None:
