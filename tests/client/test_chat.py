@@ -257,6 +257,13 @@ async def test_settings_are_set_listed_unset_and_checked() -> None:
     assert "'much' is no value for top_k" in notes
 
 
+@pytest.mark.parametrize("value", ["nan", "-inf", "1e999"])
+async def test_what_json_has_no_number_for_is_not_set(value: str) -> None:
+    async with serving(ScriptedServer()) as server:
+        out, notes = await _talk(server, f"/set temperature {value}", "hi")
+    assert (out, notes) == ("Héllo\n", f"'{value}' is no value for temperature\n")
+
+
 async def test_another_model_is_asked_if_it_is_served() -> None:
     async with serving(ScriptedServer()) as server:
         _, notes = await _talk(server, "/model", "/model none", "/model other", "hi")

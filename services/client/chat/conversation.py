@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,18 +19,25 @@ def _texts(text: str) -> list[str]:
     return list(value)
 
 
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("JSON has no such number")
+    return value
+
+
 # Fields of a request that /set knows, and how their values are read.
 SETTINGS: dict[str, Callable[[str], Any]] = {
-    "temperature": float,
+    "temperature": _number,
     "max_tokens": int,
-    "top_p": float,
+    "top_p": _number,
     "top_k": int,
-    "min_p": float,
+    "min_p": _number,
     "seed": int,
     "stop": _texts,
-    "presence_penalty": float,
-    "frequency_penalty": float,
-    "repetition_penalty": float,
+    "presence_penalty": _number,
+    "frequency_penalty": _number,
+    "repetition_penalty": _number,
     "reasoning_effort": str,
 }
 
