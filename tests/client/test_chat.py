@@ -324,6 +324,8 @@ async def test_a_saved_conversation_goes_on_elsewhere(tmp_path: Path) -> None:
         ("oops", "is not JSON"),
         ('{"messages": [{"role": "user", "content": "alone"}]}', "is not a saved conversation"),
         ("[]", "is not a saved conversation"),
+        ('{"messages": [], "settings": ["seed"]}', "is not a saved conversation"),
+        ('{"messages": [], "settings": 7}', "is not a saved conversation"),
     ],
 )
 async def test_what_cannot_be_loaded_changes_nothing(

@@ -119,9 +119,9 @@ class Conversation:
         except ValueError:
             raise BadConversation(f"{file} is not JSON")
         messages = value.get("messages") if isinstance(value, dict) else None
-        if not _is_turns(messages):
+        settings = (value.get("settings") or {}) if isinstance(value, dict) else None
+        if not _is_turns(messages) or not isinstance(settings, dict):
             raise BadConversation(f"{file} is not a saved conversation")
-        settings = value.get("settings") or {}
         self.system = str(value.get("system") or "")
         self.settings = {name: settings[name] for name in settings if name in SETTINGS}
         self.forget()
