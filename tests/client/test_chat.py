@@ -19,7 +19,7 @@ import pytest
 
 from services.client.chat.client import ChatClient, Piece
 from services.client.chat.conversation import Conversation
-from services.client.chat.lines import Messages, history_path
+from services.client.chat.lines import Messages, StreamLines, history_path
 from services.client.chat.meter import Meter, Stopwatch
 from services.client.chat.shell import Shell
 from services.client.endpoint import ApiError, Endpoint
@@ -367,6 +367,28 @@ async def test_lines_between_quotes_are_one_message() -> None:
     messages = Messages(Lines("a", '"""', "b", "", "c", '"""', "d", '"""', "e"))
     found = [await messages.read() for _ in range(5)]
     assert found == ["a", "b\n\nc", "d", "e", None]
+
+
+async def test_bytes_that_are_no_text_do_not_end_the_lines() -> None:
+    lines = StreamLines(io.TextIOWrapper(io.BytesIO(b"a\n\xff\nb\n"), encoding="utf-8"))
+    async with asyncio.timeout(5):
+        assert [await lines.read() for _ in range(4)] == ["a", "\ufffd", "b", None]
+
+
+async def test_a_stream_that_cannot_be_read_on_ends_the_lines(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Broken(io.RawIOBase):
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: object) -> int:
+            raise OSError("Input/output error")
+
+    lines = StreamLines(io.TextIOWrapper(io.BufferedReader(Broken())))
+    async with asyncio.timeout(5):
+        assert await lines.read() is None
+    assert capsys.readouterr().err == "shoal: cannot read on: Input/output error\n"
 
 
 async def test_a_conversation_on_a_terminal(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import sys
 import threading
@@ -68,10 +69,13 @@ class TerminalLines:
 class StreamLines:
     """Plain lines of a pipe or file.
 
-    They are read on a daemon thread: a blocked read of a pipe must not hold up the end.
+    They are read on a daemon thread: a blocked read of a pipe must not hold up the end. Bytes
+    that are no text become U+FFFD.
     """
 
     def __init__(self, stream: TextIO) -> None:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         threading.Thread(target=self._pump, args=(stream,), daemon=True).start()
@@ -80,10 +84,14 @@ class StreamLines:
         return await self._lines.get()
 
     def _pump(self, stream: TextIO) -> None:
-        for line in stream:
-            if not self._put(line.rstrip("\n")):
-                return
-        self._put(None)
+        try:
+            for line in stream:
+                if not self._put(line.rstrip("\n")):
+                    return
+        except (OSError, ValueError) as error:
+            print(f"shoal: cannot read on: {error}", file=sys.stderr)
+        finally:
+            self._put(None)  # also where reading failed: somebody waits for the next line
 
     def _put(self, line: str | None) -> bool:
         if self._loop.is_closed():
