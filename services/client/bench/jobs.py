@@ -105,12 +105,14 @@ def _around(rng: random.Random, length: int, ratio: float) -> int:
 def _mooncake(config: BenchConfig, words: TextMaker, path: Path) -> Iterator[Job]:
     """Lines of timestamp (ms), input_length, output_length and hash_ids of blocks of prompt.
 
-    Equal hash ids become equal words, so the prefixes that the trace shared are shared.
+    Equal hash ids become equal words, so the prefixes that the trace shared are shared. A row
+    without them shares nothing.
     """
-    for row in _json_lines(path):
+    for number, row in enumerate(_json_lines(path)):
         length = int(row["input_length"])
+        own = [f"row {number} block {at}" for at in range(0, length, _MOONCAKE_BLOCK)]
         blocks = []
-        for position, hash_id in enumerate(row.get("hash_ids") or [f"line {row['timestamp']}"]):
+        for position, hash_id in enumerate(row.get("hash_ids") or own):
             size = min(_MOONCAKE_BLOCK, length - position * _MOONCAKE_BLOCK)
             if size > 0:
                 rng = random.Random(f"{config.seed} {hash_id}")

@@ -85,6 +85,17 @@ def test_mooncake_shares_what_its_hash_ids_share(tmp_path: Path) -> None:
     assert first[512:600] != second[512:600]
 
 
+def test_mooncake_without_hash_ids_shares_nothing_and_keeps_its_length(tmp_path: Path) -> None:
+    row = {"timestamp": 0, "input_length": 1500, "output_length": 5}
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, [row, {**row, "hash_ids": []}])))
+    config = BenchConfig(dataset_name="mooncake", dataset_path=str(path))
+    assert lengths(config) == [[1500], [1500]]
+    first, second = (job.turns[0].text.split() for job in make_jobs(config, WORDS))
+    blocks = [tuple(words[at : at + 100]) for words in (first, second) for at in (0, 512, 1024)]
+    assert len(set(blocks)) == 6
+
+
 def test_azure_times_have_seven_digits_or_a_zone(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(
