@@ -145,10 +145,12 @@ def _seconds(stamp: str) -> float:
 def _sharegpt(config: BenchConfig, words: TextMaker, path: Path) -> Iterator[Job]:
     """The first question of each conversation; its answer tells how long ours may be.
 
-    `conversations` of {from, value}, or `messages` of {role, content}, in a list or in lines.
+    `conversations` of {from, value}, or `messages` of {role, content}, in a list or in lines. The
+    seed draws their order: each run of a sweep has others, as far as the file has enough.
     """
     text = path.read_text(encoding="utf-8")
-    rows = json.loads(text) if text.lstrip().startswith("[") else _json_lines(path)
+    rows = json.loads(text) if text.lstrip().startswith("[") else list(_json_lines(path))
+    random.Random(config.seed).shuffle(rows)
     for row in map(_object, rows):
         turns = row.get("conversations") or row.get("messages") or ()
         said = [

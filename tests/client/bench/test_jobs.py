@@ -130,7 +130,26 @@ def test_sharegpt_asks_first_questions(tmp_path: Path, in_lines: bool) -> None:
     path.write_text("\n".join(map(json.dumps, rows)) if in_lines else json.dumps(rows))
     config = BenchConfig(dataset_name="sharegpt", dataset_path=str(path))
     turns = [job.turns[0] for job in make_jobs(config, WORDS)]
-    assert [(turn.text, turn.max_tokens) for turn in turns] == [("What is a shoal?", 7), ("2", 1)]
+    asked = sorted((turn.text, turn.max_tokens) for turn in turns)
+    assert asked == [("2", 1), ("What is a shoal?", 7)]
+
+
+def test_sharegpt_takes_other_rows_for_another_seed(tmp_path: Path) -> None:
+    rows = [
+        {"messages": [{"role": "user", "content": f"{n}"}, {"role": "assistant", "content": "a"}]}
+        for n in range(1000)
+    ]
+    path = tmp_path / "chats.json"
+    path.write_text(json.dumps(rows))
+
+    def asked(seed: int) -> list[str]:
+        config = BenchConfig(
+            dataset_name="sharegpt", dataset_path=str(path), num_prompts=10, seed=seed
+        )
+        return [job.turns[0].text for job in make_jobs(config, WORDS)]
+
+    assert asked(0) == asked(0)
+    assert not set(asked(0)) & set(asked(1))
 
 
 @pytest.mark.parametrize(
