@@ -129,6 +129,8 @@ def _azure(config: BenchConfig, words: TextMaker, path: Path) -> Iterator[Job]:
         if not set(_AZURE_FIELDS) <= set(reader.fieldnames or ()):
             raise ValueError(f"its columns are {reader.fieldnames}, not {', '.join(_AZURE_FIELDS)}")
         for row in reader:
+            if None in (row[name] for name in _AZURE_FIELDS):
+                raise ValueError(f"line {reader.line_num} has too few columns")
             stamp, context, generated = (row[name].strip() for name in _AZURE_FIELDS)
             length, output = int(context), config.output_len or max(1, int(generated))
             yield Job((Turn(words.text(rng, length), output),), _seconds(stamp))
@@ -155,7 +157,7 @@ def _sharegpt(config: BenchConfig, words: TextMaker, path: Path) -> Iterator[Job
         turns = row.get("conversations") or row.get("messages") or ()
         said = [
             (turn.get("from") or turn["role"], str(turn.get("value") or turn.get("content") or ""))
-            for turn in turns
+            for turn in map(_object, turns)
         ]
         pairs = itertools.pairwise(said)
         for (asker, question), (answerer, answer) in pairs:
@@ -173,7 +175,7 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError("a row is no object")
+        raise ValueError("a row, or a turn in it, is no object")
     return value
 
 

@@ -159,7 +159,9 @@ def test_sharegpt_takes_other_rows_for_another_seed(tmp_path: Path) -> None:
         ("mooncake", "oops", "is no mooncake data set"),
         ("mooncake", "", "has no request"),
         ("azure", "a,b\n1,2\n", "its columns are"),
+        ("azure", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,3\n", "line 2 has"),
         ("sharegpt", "[3]", "is no sharegpt data set"),
+        ("sharegpt", '[{"messages": ["hi"]}]', "is no sharegpt data set"),
     ],
 )
 def test_a_file_of_another_form_is_refused(
