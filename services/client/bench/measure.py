@@ -17,7 +17,7 @@ from rich.console import Console
 
 from services.client.answer import Failure
 from services.client.bench.arrivals import arrival_times
-from services.client.bench.config import BenchConfig
+from services.client.bench.config import SYNTHETIC, BenchConfig
 from services.client.bench.jobs import Job, Turn, make_jobs, warmup_jobs
 from services.client.bench.record import Record
 from services.client.bench.runner import Asker, Runner
@@ -196,12 +196,13 @@ def _no_collection() -> Iterator[None]:
 
 def conditions(config: BenchConfig, model: str) -> dict[str, str]:
     """What a report says about how it came to be."""
+    lengths = f"{config.input_len} / {config.output_len or 'default'}"
     return {
         "Server": config.url,
         "Model": model,
         "Endpoint": config.endpoint,
         "Data": f"{config.dataset_name} {config.dataset_path}".strip(),
-        "Input / output tokens": f"{config.input_len} / {config.output_len or 'default'}",
+        **({"Input / output tokens": lengths} if config.dataset_name in SYNTHETIC else {}),
         "Requests a run": str(config.num_prompts),
         "Seed": str(config.seed),
         "Client": f"{os.cpu_count()} cores, one used",

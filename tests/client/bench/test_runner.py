@@ -14,7 +14,7 @@ from rich.console import Console
 
 from services.client.bench.config import BenchConfig
 from services.client.bench.jobs import Job, Turn
-from services.client.bench.measure import Results, measure
+from services.client.bench.measure import Results, conditions, measure
 from services.client.bench.record import Record
 from services.client.bench.runner import Asker, Runner
 from services.client.bench.self_test import self_test
@@ -185,6 +185,14 @@ async def test_a_sweep_has_other_prompts_for_each_run() -> None:
     assert [run.load.concurrency for run in results.runs] == [1, 2]
     prompts = {body["messages"][0]["content"] for body in stub.bodies[2:]}
     assert len(prompts) == 8
+
+
+def test_conditions_tell_lengths_where_they_were_asked_for() -> None:
+    made_up = conditions(BenchConfig(input_len=30, output_len=7), "stub")
+    assert made_up["Input / output tokens"] == "30 / 7"
+    trace = conditions(BenchConfig(dataset_name="azure", dataset_path="a.csv"), "stub")
+    assert trace["Data"] == "azure a.csv"
+    assert "Input / output tokens" not in trace
 
 
 async def test_a_stop_keeps_what_was_measured() -> None:
