@@ -125,6 +125,7 @@ async def _run(
             cpu_seconds=cpu,
             unfinished=unfinished,
             planned=planned,
+            stopped=results.stopped,
         )
     )
 

@@ -82,6 +82,7 @@ class Summary:
     failed: int
     unfinished: int  # in flight when it was stopped
     not_sent: int
+    stopped: bool  # before its end; else what was not sent had an earlier turn that failed
     errors: dict[str, int]  # by kind
     examples: dict[str, str]  # one failure's sentence, by kind
     input_tokens: int
@@ -168,11 +169,12 @@ def summarize(
     cpu_seconds: float = 0.0,
     unfinished: int = 0,
     planned: int | None = None,
+    stopped: bool = False,
 ) -> Summary:
     """The figures of the records.
 
     `duration` is the run's, in seconds, or 0 to take it from the records; `planned` is how many
-    requests there should have been.
+    requests there should have been; `stopped` whether it was ended before that.
     """
     whole = [record for record in records if not record.error]
     duration = duration or max((record.ended_at for record in records), default=0.0)
@@ -190,6 +192,7 @@ def summarize(
         failed=len(failures),
         unfinished=unfinished,
         not_sent=max(0, (asked if planned is None else planned) - asked),
+        stopped=stopped,
         errors=dict(Counter(record.error for record in failures).most_common()),
         examples={record.error: record.detail for record in reversed(failures)},
         input_tokens=sum(record.input_tokens for record in whole),

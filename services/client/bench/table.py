@@ -75,10 +75,14 @@ def notes(summary: Summary) -> list[str]:
     found = list(summary.faults_of_the_client)
     for kind, count in summary.errors.items():
         found.append(f"{count} failed, {kind}: {summary.examples[kind]}")
-    if summary.unfinished or summary.not_sent:
+    if summary.unfinished or (summary.stopped and summary.not_sent):
         found.append(
             f"Stopped early: {summary.unfinished} requests were in flight, {summary.not_sent}"
             " not sent."
+        )
+    elif summary.not_sent:
+        found.append(
+            f"{summary.not_sent} requests were not sent: an earlier turn of theirs failed."
         )
     if summary.tokens_from != "usage":
         found.append(

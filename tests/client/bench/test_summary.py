@@ -122,6 +122,14 @@ def test_nothing_measured_is_no_crash() -> None:
     assert "2 requests were in flight, 3 not sent" in " ".join(notes(summary))
 
 
+def test_it_says_why_requests_were_not_sent() -> None:
+    records = [record(), record(error="timeout", detail="none in 1 s")]
+    ended = notes(summarize(records, Load(concurrency=1), planned=4))
+    assert ended[1:] == ["2 requests were not sent: an earlier turn of theirs failed."]
+    idle = notes(summarize(records, Load(rate=1.0), duration=1.0, planned=4, stopped=True))
+    assert idle[1:] == ["Stopped early: 0 requests were in flight, 2 not sent."]
+
+
 def test_a_line_about_a_request_has_what_is_known() -> None:
     line = record(scheduled_at=0.5).as_json()
     assert (line["ttft_ms"], line["scheduled_ttft_ms"]) == (100.0, 600.0)
