@@ -8,6 +8,7 @@ holds on a busy machine.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 import time
@@ -83,6 +84,8 @@ class _Stub:
         return self
 
     def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):  # some systems refuse it, and wake at the closing
+            self._listener.shutdown(socket.SHUT_RDWR)  # Linux: closing alone wakes no accept()
         self._listener.close()
         self._thread.join()
 

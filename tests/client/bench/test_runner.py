@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from services.client.answer import Failure
 from services.client.bench.config import BenchConfig
 from services.client.bench.jobs import Job, Turn
 from services.client.bench.measure import Results, conditions, measure
@@ -226,6 +229,30 @@ async def test_the_client_takes_in_every_token_of_its_self_test() -> None:
     assert result.tokens == 60
     assert result.tokens_per_second > 0
     assert "60 tokens" in str(result)
+
+
+def test_a_self_test_that_cannot_connect_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = threading.Event()
+    accept = socket.socket.accept
+
+    def noted(listener: socket.socket) -> tuple[socket.socket, Any]:
+        waiting.set()
+        return accept(listener)
+
+    async def refuse(*_: object) -> None:
+        await asyncio.to_thread(waiting.wait)
+        raise Failure("connect", "refused")
+
+    def run() -> None:
+        with pytest.raises(Failure):
+            asyncio.run(self_test(streams=2, steps=1))
+
+    monkeypatch.setattr(socket.socket, "accept", noted)
+    monkeypatch.setattr(Pool, "post", refuse)
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert not thread.is_alive()
 
 
 async def bench(*args: str) -> tuple[asyncio.subprocess.Process, bytes, bytes]:
