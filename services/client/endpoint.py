@@ -140,7 +140,13 @@ def message_of(value: Any) -> str:
 
 def check_url(url: str) -> None:
     """Raises ValueError, with a sentence for the person who typed it."""
-    if not url.startswith(("http://", "https://")) or not urlsplit(url).hostname:
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port  # asking for the port checks it
+        httpx.URL(url)  # which checks more
+    except (ValueError, httpx.InvalidURL) as error:
+        raise ValueError(f"--url {url!r} is no URL: {error}")
+    if not url.startswith(("http://", "https://")) or not host:
         raise ValueError(f"--url {url!r} does not start with http:// or https:// and a host")
 
 

@@ -47,6 +47,10 @@ def test_a_sweep_is_a_list_of_rates() -> None:
         (["--extra-body", "[1]"], "--extra-body must be a JSON object"),
         (["--header", "nonsense"], "is not of the form 'Name: value'"),
         (["--url", "localhost:8000"], "does not start with http:// or https://"),
+        (["--url", "http://localhost:abc"], "--url 'http://localhost:abc' is no URL: Port"),
+        (["--url", "http://localhost:65536"], "--url 'http://localhost:65536' is no URL: Port"),
+        (["--url", "http://[::1"], "--url 'http://[::1' is no URL: Invalid IPv6 URL"),
+        (["--url", "http://a\x01b"], "is no URL: Invalid non-printable ASCII character"),
     ],
 )
 def test_a_mistake_is_one_sentence(
