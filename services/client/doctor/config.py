@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.client.endpoint import EndpointOptions
+from services.client.endpoint import EndpointOptions, check_headers, check_url
 from services.common.config import borrow, option
 from services.common.tls import TlsFiles
 from services.gateway.config import GatewayConfig
@@ -50,8 +50,9 @@ class DoctorConfig:
 
     def __post_init__(self) -> None:
         self.peer_tls.check("--peer-tls", listens=False)
-        if self.url and not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"--url {self.url!r} does not start with http:// or https://")
+        if self.url:
+            check_url(self.url)
+        check_headers(self.header)
         if self.timeout <= 0:
             raise ValueError("--timeout must be above 0")
 

@@ -99,6 +99,24 @@ async def test_certificates(tmp_path: Path, fault: str, level: str, said: str) -
             assert findings[-1].check == "version"
 
 
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["--url", "http://h:x"], "--url 'http://h:x' is no URL"),
+        (["--url", "localhost"], "does not start with http:// or https://"),
+        (["--header", "bad"], "--header 'bad' is not of the form"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], argv: list[str], sentence: str
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(argv)
+    assert end.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert sentence in line
+
+
 def test_models(tmp_path: Path) -> None:
     levels = {finding.check: finding.level for finding in check_model("")}
     expected = ("model", "weights", "tokenizer", "chat template")
