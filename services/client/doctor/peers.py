@@ -72,7 +72,7 @@ async def _gateway(config: DoctorConfig) -> AsyncIterator[Finding]:
     if info.status_code == 401:
         yield problem("gateway", f"{root} wants an API key: say --api-key or SHOAL_API_KEY")
     elif info.status_code == 200:
-        yield _version(root, str(info.json().get("version", "")))
+        yield _told(root, info)
     else:
         yield warning("gateway", f"{root} is no gateway of Shoal: /server_info {info.status_code}")
 
@@ -90,6 +90,17 @@ def _clock(root: str, date: str) -> Finding:
             " and certificates will not fit",
         )
     return ok("clock", f"within {_SKEW_SECONDS} s of {root}")
+
+
+def _told(root: str, info: httpx.Response) -> Finding:
+    try:
+        value = info.json()
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        text = f"{root} is no gateway of Shoal: /server_info is no JSON object"
+        return warning("gateway", text)
+    return _version(root, str(value.get("version", "")))
 
 
 def _version(where: str, theirs: str) -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -70,6 +71,20 @@ async def test_peers_that_are_not_there() -> None:
     )
     assert [finding.level for finding in findings] == ["problem"] * 3
     assert all("is it running" in finding.text for finding in findings)
+
+
+@pytest.mark.parametrize("body", ["<html>Welcome</html>", "[]", "\xff"])
+async def test_a_server_that_is_no_gateway(body: str) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + body.encode("latin-1"))
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        *_, last = await _fleet(url=f"http://127.0.0.1:{port}")
+    assert (last.check, last.level) == ("gateway", "warning")
+    assert "is no gateway of Shoal: /server_info is no JSON object" in last.text
 
 
 @pytest.mark.parametrize(
