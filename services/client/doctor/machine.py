@@ -75,9 +75,13 @@ def check_torch() -> Iterator[Finding]:
     if importlib.util.find_spec("torch") is None:
         yield warning("torch", "not installed; a worker needs it: pip install 'shoal[worker]'")
         return
-    done = subprocess.run(  # in a process of its own: it is large, and may crash on a bad driver
-        [sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=_TORCH_SECONDS
-    )
+    ask = [sys.executable, "-c", _ASK_TORCH]
+    try:  # in a process of its own: it is large, and may crash or hang on a bad driver
+        done = subprocess.run(ask, capture_output=True, text=True, timeout=_TORCH_SECONDS)
+    except subprocess.TimeoutExpired:
+        text = f"its import does not end within {_TORCH_SECONDS} s: does nvidia-smi hang as well?"
+        yield problem("torch", text)
+        return
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["it crashed"])[-1]
         yield problem("torch", f"cannot be imported ({reason}): install it anew")

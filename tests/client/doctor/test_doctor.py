@@ -175,6 +175,14 @@ def test_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "torch missing" in worker.text
 
 
+def test_an_import_of_torch_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_ASK_TORCH", "import threading; threading.Event().wait()")
+    monkeypatch.setattr(machine, "_TORCH_SECONDS", 0.1)
+    (finding,) = machine.check_torch()
+    assert (finding.check, finding.level) == ("torch", "problem")
+    assert "does not end within 0.1 s" in finding.text
+
+
 def test_the_report(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "check_torch", lambda: iter(()))  # seconds, in a process
     argv = ["--port", "0", "--grpc-port", "-1", "--model", "/nonesuch"]
