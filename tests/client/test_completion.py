@@ -40,6 +40,13 @@ def test_every_command_is_there(shell: str, capsys: pytest.CaptureFixture[str]) 
         subprocess.run([path, "-n"], input=text, text=True, check=True, timeout=30)
 
 
+def test_the_flag_names_the_shell_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--shell", "zsh"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out.startswith("#compdef shoal")
+
+
 def test_an_unknown_shell_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["tcsh"])

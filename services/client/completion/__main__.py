@@ -23,7 +23,7 @@ _SHELLS = ("bash", "zsh", "fish")
 
 def main(argv: Sequence[str]) -> NoReturn:
     """Prints the script; exits 1 after one sentence without the package that makes it."""
-    words = [f"--shell={word}" if word in _SHELLS else word for word in argv]
+    words = [f"--shell={argv[0]}"] if len(argv) == 1 and argv[0] in _SHELLS else argv
     config = parse(
         CompletionConfig,
         words,
