@@ -251,7 +251,7 @@ async def test_an_address_that_cannot_be_had_is_one_sentence(tmp_path: Path) -> 
     async with agent(tmp_path, f"--address={address}", wait=False) as running:
         assert await running.wait_for_exit() == 1
         assert running.errors().splitlines()[-1] == (
-            f"shoal: cannot listen on {address}: it is wrong, or taken"
+            f"shoal: --address {address}: there is no directory {tmp_path}/absent"
         )
 
 
