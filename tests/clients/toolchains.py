@@ -29,6 +29,15 @@ def need(*commands: str) -> None:
         pytest.skip(f"not installed: {', '.join(missing)}")
 
 
+def grpcurl() -> str:
+    """The program that tools/clients.sh installs, or the machine's own. Skips if there is none."""
+    installed = ROOT / ".venv-clients" / "bin" / "grpcurl"
+    if installed.exists():
+        return str(installed)
+    need("grpcurl")
+    return "grpcurl"
+
+
 def run(
     *command: str | Path,
     cwd: Path = ROOT,
