@@ -121,6 +121,6 @@ def test_an_installed_wheel_runs_from_anywhere(wheel: Path, tmp_path: Path) -> N
     )
     python = home / "bin" / "python"
     result = subprocess.run(
-        [python, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+        [python, "-E", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert Path(result.stdout.strip()).is_relative_to(home)
