@@ -39,6 +39,7 @@ from services.gateway.watch.shapes import EventKind
 log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 30.0  # for another instance, when the request has no deadline
+_AFTER_DEADLINE_SECONDS = 1.0  # that a wait for another instance would go on
 _MAX_PAUSE_SECONDS = 1.0  # before a resume knocks again at workers that refused it
 
 
@@ -285,4 +286,6 @@ class Placement:
     def _patience(self) -> float:
         if self._deadline is None:
             return PATIENCE_SECONDS
-        return max(0.0, self._deadline - self._loop.time())
+        # The deadline itself is to end the wait, since only that is told as one; uvloop rounds to
+        # milliseconds, and this wait could end first.
+        return max(0.0, self._deadline - self._loop.time()) + _AFTER_DEADLINE_SECONDS
