@@ -62,16 +62,10 @@ def load_model(
     free_before = free_memory(device) if device.type == "cuda" else 0
     with torch.device("meta"):
         model = Decoder(shape, dtype, device, parallel)
-    kernels = Kernels.load() if device.type == "cpu" and dtype == torch.float32 else None
-    int8 = config.quantization == "int8"
-    if int8 and kernels is None:
-        raise StartupError(
-            "--quantization int8 needs the native kernels: a CPU, --dtype float32 and a C++"
-            " compiler"
-        )
+    kernels = _load_kernels(config, device, dtype)
     if kernels is not None:
         quick = config.deterministic or kernels.quick_linear
-        model.compute_with(kernels, linear=quick, int8=int8)
+        model.compute_with(kernels, linear=quick, int8=config.quantization == "int8")
     if config.check_ranks:
         if device.type == "cuda" and not config.disable_cuda_graph:
             raise StartupError("--check-ranks needs --disable-cuda-graph on a GPU")
@@ -114,6 +108,20 @@ def load_model(
         eos_token_ids=metadata.eos_token_ids,
     )
     return LoadedModel(builder.runner(pages, progress), info)
+
+
+def _load_kernels(config: WorkerConfig, device: torch.device, dtype: torch.dtype) -> Kernels | None:
+    """The native kernels, where there are any for the device and the type.
+
+    Raises StartupError if there are none, and eight-bit weights need them.
+    """
+    kernels = Kernels.load() if device.type == "cpu" and dtype == torch.float32 else None
+    if config.quantization == "int8" and kernels is None:
+        raise StartupError(
+            "--quantization int8 needs the native kernels: a CPU, --dtype float32 and a C++"
+            " compiler"
+        )
+    return kernels
 
 
 def read_model_config(files: ModelFiles) -> ModelConfig:
