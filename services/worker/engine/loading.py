@@ -93,13 +93,9 @@ def load_model(
         max_prefill_tokens=max_prefill_tokens,
     )
     pages = builder.num_pages(free_before)
-    mode = " deterministic" if config.deterministic else ""
-    identity = (
-        source.identity() + f"{dtype} {config.quantization} tp={parallel.size}{mode}".encode()
-    )
     info = EngineInfo(
         model=config.served_model_name or files.name,
-        fingerprint=hashlib.sha256(identity).hexdigest()[:16],
+        fingerprint=_fingerprint(source.identity(), config, dtype, parallel.size),
         vocab_size=shape.vocab_size,
         max_model_len=min(context, pages * config.page_size),
         page_size=config.page_size,
@@ -108,6 +104,13 @@ def load_model(
         eos_token_ids=metadata.eos_token_ids,
     )
     return LoadedModel(builder.runner(pages, progress), info)
+
+
+def _fingerprint(weights: bytes, config: WorkerConfig, dtype: torch.dtype, tp: int) -> str:
+    """What workers that compute the same have in common."""
+    mode = " deterministic" if config.deterministic else ""
+    computed = f"{dtype} {config.quantization} tp={tp}{mode}"
+    return hashlib.sha256(weights + computed.encode()).hexdigest()[:16]
 
 
 def _load_kernels(config: WorkerConfig, device: torch.device, dtype: torch.dtype) -> Kernels | None:

@@ -266,6 +266,15 @@ def test_the_largest_numbers_do_not_saturate(kernels: Kernels) -> None:
         torch.testing.assert_close(kernels.linear(x, packed).double(), expected)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_eight_bits_hide_nothing_that_is_no_number(kernels: Kernels, value: float) -> None:
+    x = torch.ones(2, 2 * GROUP)
+    x[0, 5:9] = value
+    out = kernels.linear(x, pack_int8(torch.ones(16, 2 * GROUP)))
+    assert not out[0].isfinite().any()
+    assert out[1].isfinite().all()
+
+
 def test_four_bit_blocks_lose_nothing_and_others_little() -> None:
     torch.manual_seed(5)
     blocks = torch.randint(0, 16, (48, 3, GROUP)).float()
