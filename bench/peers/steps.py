@@ -43,6 +43,7 @@ class Steps:
         self._report = report
         self._live: dict[object, Live] = {}
         self._times: dict[int, list[float]] = {}
+        self._told = True  # the file has all of the times
         self._next_at = 0.0
         self._beat = 0  # number of the beat, and when the first of its tokens was there
         self._beat_at = 0.0
@@ -104,6 +105,7 @@ class Steps:
         live.sent += 1
         if live.number:
             live.times.append(now)
+            self._told = False
         last = live.sent >= live.left
         if last:
             del self._live[name]
@@ -111,8 +113,9 @@ class Steps:
         return token_id, last
 
     def _settle(self) -> None:
-        if self._live or not self._times:
+        if self._live or self._told:
             return
+        self._told = True
         whole = self._report.with_suffix(".new")
         whole.write_text(json.dumps(self._times))
         os.replace(whole, self._report)
