@@ -13,7 +13,7 @@ SETUP = PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" tools/setup.sh
 RUN_READY := .venv/.ready-run
 DEV_READY := .venv/.ready-dev
 
-.PHONY: help run chat test lint docs format protos web baseline bench bench-engine bench-peers chaos fleet-sim test-gpu bench-gpu check-cuda-build check-all sbom clean
+.PHONY: help run chat test lint docs format protos web baseline bench bench-all bench-engine bench-peers chaos fleet-sim test-gpu bench-gpu check-cuda-build check-all sbom clean
 .DEFAULT_GOAL := help
 
 help: ## list the tasks
@@ -51,13 +51,16 @@ web: ## bundle the page at / (needs npm); what it makes is committed
 baseline: $(DEV_READY) ## at a release only: promise the field numbers as they are now
 	@$(BIN)/buf build -o protos/baseline.binpb
 
-bench: $(RUN_READY) ## measure a fleet with the fake engine
+bench: $(DEV_READY) ## measure a fleet with the fake engine
 	@$(BIN)/python -m bench.fleet $(ARGS)
 
-bench-peers: $(DEV_READY) ## measure the wire beside its peers (bench/README.md tells how to install them)
-	@HF_HUB_OFFLINE=1 $(BIN)/python -m bench.peers.wire $(ARGS)
+bench-peers: $(DEV_READY) ## the wire and the engine beside their peers (bench/README.md: how to install them)
+	@HF_HUB_OFFLINE=1 $(BIN)/python -m bench --only wire,engine_peers $(ARGS)
 
-fleet-sim: $(RUN_READY) ## what a fleet costs from 2 to 64 workers, and what that says of 1,000
+bench-all: $(DEV_READY) ## every benchmark, figures into build/figures (ARGS="--quick": shortest forms)
+	@HF_HUB_OFFLINE=1 $(BIN)/python -m bench $(ARGS)
+
+fleet-sim: $(DEV_READY) ## what a fleet costs from 2 to 64 workers, and what that says of 1,000
 	@$(BIN)/python -m bench.fleet_sim $(ARGS)
 
 chaos: $(DEV_READY) ## 500 faults over 5,000 streams (SHOAL_CHAOS_SEED=N repeats the draw of N)

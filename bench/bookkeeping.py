@@ -2,7 +2,7 @@
 
     python -m bench.bookkeeping
 
-CPU time of this process, least of the rounds; no model is loaded.
+CPU time of this process; no model is loaded.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bench import figures
 from bench.engine_load import scheduler_seconds
+from bench.figures import OWN, Rounds
 from services.common.config import option, parse
 from services.worker.kvcache.radix_tree import RadixTree
 
@@ -21,50 +23,65 @@ PAGE_SIZE = 16
 SHARED = 64  # tokens that cached prompts have in common, as of a system prompt
 RUNNING = (1, 4, 16, 64, 256, 512, 1024)
 CACHED = (10, 1_000, 100_000)
+LOOK_UPS = 100  # of a measurement
+STEP = "scheduler, CPU us a step, requests running"
+MATCH = "radix tree, CPU us a match of 1,000 tokens, prefixes cached"
 
 
 @dataclass(frozen=True)
 class BenchConfig:
     """What is measured."""
 
-    rounds: int = option(3, "times each is measured; the least counts")
+    rounds: int = option(3, "times each is measured, all of them in turn")
     steps: int = option(50, "steps of the scheduler a round")
     largest: int = option(100_000, "the most running requests and cached prefixes measured")
+    json: str = option("", "file for the figures; default: none")
 
 
-def match_seconds(num_cached: int, rounds: int) -> float:
-    """CPU seconds to look up a cached prompt of 1,000 tokens among so many others."""
-    tree = RadixTree(PAGE_SIZE)
-    random = np.random.default_rng(1)
-    shared = random.integers(0, 50_000, SHARED, dtype=np.int32)
-    long = np.concatenate((shared, random.integers(0, 50_000, 1_000 - SHARED, dtype=np.int32)))
-    pages = len(long) // PAGE_SIZE
-    tree.insert(long[: pages * PAGE_SIZE], list(range(pages)), "")
-    for number in range(num_cached):
-        tail = random.integers(0, 50_000, PAGE_SIZE, dtype=np.int32)
-        cached = np.concatenate((shared, tail))
-        first = pages + number * len(cached)
-        tree.insert(cached, list(range(first, first + len(cached) // PAGE_SIZE)), "")
-    best = float("inf")
-    for _ in range(rounds):
+class Cached:
+    """A radix tree with so many prefixes, and one cached prompt of 1,000 tokens among them."""
+
+    def __init__(self, num_cached: int) -> None:
+        self._tree = RadixTree(PAGE_SIZE)
+        random = np.random.default_rng(1)
+        shared = random.integers(0, 50_000, SHARED, dtype=np.int32)
+        own = random.integers(0, 50_000, 1_000 - SHARED, dtype=np.int32)
+        self._long = np.concatenate((shared, own))
+        self._pages = len(self._long) // PAGE_SIZE
+        self._tree.insert(self._long[: self._pages * PAGE_SIZE], list(range(self._pages)), "")
+        for number in range(num_cached):
+            tail = random.integers(0, 50_000, PAGE_SIZE, dtype=np.int32)
+            cached = np.concatenate((shared, tail))
+            first = self._pages + number * len(cached)
+            self._tree.insert(cached, list(range(first, first + len(cached) // PAGE_SIZE)), "")
+
+    def match_seconds(self) -> float:
+        """CPU seconds to look the prompt up."""
         started = time.process_time()
-        for _ in range(100):
-            found = tree.match(long, "")
-        best = min(best, (time.process_time() - started) / 100)
-    assert len(found.pages) == pages
-    return best
+        for _ in range(LOOK_UPS):
+            found = self._tree.match(self._long, "")
+        spent = time.process_time() - started
+        assert len(found.pages) == self._pages
+        return spent / LOOK_UPS
+
+
+def measure(config: BenchConfig, rounds: Rounds) -> None:
+    """Adds every size to `rounds`, round by round."""
+    trees = {number: Cached(number) for number in CACHED if number <= config.largest}
+    for _ in range(config.rounds):
+        for running in (number for number in RUNNING if number <= config.largest):
+            spent = 1e6 * scheduler_seconds(running, config.steps)
+            rounds.add(OWN, f"{STEP}, {running}", spent)
+        for cached, tree in trees.items():
+            rounds.add(OWN, f"{MATCH}, {cached}", 1e6 * tree.match_seconds())
 
 
 def main(argv: list[str]) -> None:
     """Measures and prints."""
     config = parse(BenchConfig, argv, prog="bench.bookkeeping", description=__doc__ or "")
-    print(f"{'running requests':<24}{'CPU us a step':>16}{'us a request':>16}")
-    for running in (n for n in RUNNING if n <= config.largest):
-        seconds = min(scheduler_seconds(running, config.steps) for _ in range(config.rounds))
-        print(f"{running:<24,}{1e6 * seconds:>16,.0f}{1e6 * seconds / running:>16,.2f}", flush=True)
-    print(f"{'cached prefixes':<24}{'CPU us a match of 1,000 tokens':>32}")
-    for cached in (n for n in CACHED if n <= config.largest):
-        print(f"{cached:<24,}{1e6 * match_seconds(cached, config.rounds):>32,.1f}", flush=True)
+    rounds = Rounds()
+    measure(config, rounds)
+    figures.finish("bookkeeping", config, rounds)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,32 @@
-"""Encodes a second with one, two, ... tokenizer processes, each call to the least busy.
+"""How fast prompts are encoded, by processes and threads, and whether a long one holds others up.
 
-    python -m bench.encode --tokenizers 2
+    python -m bench.encode --tokenizers 2 --threads 1,2
 
-Needs a core for each process and one for this client; with fewer the growth it prints
-is that of the machine. The CPU time of an encode tells what the growth would be: as long
-as it does not rise with the number of processes, another core means as many encodes more.
+The real tokenizer service, each call to the least busy process. Growth needs a core for each
+thread and one for this client; with fewer, what is measured is the machine. The CPU time of a token
+tells what the growth would be: as long as it does not rise, another core means as many tokens more.
+The last figures are of short prompts sent to one process with its default threads, first alone and
+then while it encodes one long prompt after another.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
+import itertools
 import random
 import sys
 import tempfile
 import time
 from asyncio.subprocess import DEVNULL, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
+import numpy as np
+
+from bench import cpu, figures
+from bench.figures import Rounds
 from protos import tokenizer_pb2
-from services.common import process
 from services.common.config import option, parse
 from services.common.process import child_environment
 from services.gateway.discovery import StaticAddresses
@@ -29,6 +35,9 @@ from services.gateway.peers.session import SessionTimes
 from services.gateway.peers.tokenizer import TokenizerPeer
 
 _WORDS = ("the", "cat", "and", "her", "old", "friend", "went", "down", "to", "the", "sea")
+_NUM_TEXTS = 64  # that are encoded over and over
+_SHORT_WORDS, _SHORT_CLIENTS = 30, 4
+_DEFAULT_THREADS = 0
 
 
 @dataclass(frozen=True)
@@ -36,108 +45,145 @@ class BenchConfig:
     """What is measured."""
 
     tokenizers: int = option(2, "the most tokenizer processes")
+    threads: tuple[str, ...] = option(("1", "2"), "threads of each process", metavar="N,...")
     model: str = option("", "whose tokenizer; default: the embedded model's")
-    words: int = option(1500, "words a prompt")
+    words: int = option(1500, "words a prompt, each about one token")
+    long_words: int = option(100_000, "words of a long prompt")
     concurrency: int = option(16, "encodes in flight, for each process")
-    seconds: float = option(10.0, "length of each measurement")
+    seconds: float = option(3.0, "length of each measurement")
+    rounds: int = option(3, "rounds in which every shape has its turn")
+    json: str = option("", "file for the figures; default: none")
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """Encodes a second, and milliseconds of CPU an encode, there and in this client."""
+class Tokenizers:
+    """Running processes, and sessions with them."""
 
-    rate: float
-    tokenizer_ms: float
-    client_ms: float
+    pool: PeerPool[TokenizerPeer]
+    pids: list[int]
+
+    async def encode(self, text: str) -> int:
+        """How many tokens the least busy process makes of a text."""
+        peer = min(self.pool.ready, key=lambda peer: peer.outstanding)
+        answer = await peer.encode(tokenizer_pb2.EncodeRequest(text=text))
+        return len(answer.token_ids)
 
 
-async def measure(config: BenchConfig, count: int, directory: Path) -> Result:
-    """Runs `count` processes under load."""
-    addresses = [f"unix:{directory}/{count}-{index}" for index in range(count)]
-    children = [await _start(config, address) for address in addresses]
-    changed = asyncio.Event()
-    pool = PeerPool(
-        StaticAddresses(addresses),
-        lambda address: TokenizerPeer(address, SessionTimes(), changed.set),
-    )
-    sessions = asyncio.create_task(pool.run())
-    try:
-        while len(pool.ready) < count:
-            changed.clear()
-            await changed.wait()
-        await _load(config, pool, count, seconds=1.0)  # warm
-        pids = [child.pid for child in children]
-        start, there, here = time.perf_counter(), _cpu_seconds(pids), time.process_time()
-        done = await _load(config, pool, count, seconds=config.seconds)
-        return Result(
-            done / (time.perf_counter() - start),
-            (_cpu_seconds(pids) - there) / done * 1e3,
-            (time.process_time() - here) / done * 1e3,
-        )
-    finally:
-        sessions.cancel()
-        await asyncio.gather(sessions, return_exceptions=True)
-        for child in children:
-            child.terminate()
-        await asyncio.gather(*(child.wait() for child in children))
+async def measure(config: BenchConfig, rounds: Rounds) -> None:
+    """Adds every shape's figures to `rounds`, round by round."""
+    for _ in range(config.rounds):
+        for count, threads in itertools.product(
+            range(1, config.tokenizers + 1), map(int, config.threads)
+        ):
+            async with _running(config, count, threads) as tokenizers:
+                await _throughput(config, tokenizers, f"{count} processes", threads, rounds)
+        async with _running(config, 1, _DEFAULT_THREADS) as tokenizers:
+            await _short_beside_long(config, tokenizers, rounds)
+
+
+async def _throughput(
+    config: BenchConfig, tokenizers: Tokenizers, name: str, threads: int, rounds: Rounds
+) -> None:
+    texts = [_text(config.words, seed) for seed in range(_NUM_TEXTS)]
+    at_once = config.concurrency * len(tokenizers.pids)
+    await _load(tokenizers, texts, at_once, min(1.0, config.seconds))  # warm
+    start, there = time.perf_counter(), cpu.of_threads(tokenizers.pids)
+    counts = await _load(tokenizers, texts, at_once, config.seconds)
+    seconds, spent = time.perf_counter() - start, cpu.of_threads(tokenizers.pids) - there
+    rounds.add(name, f"thousand tokens/s, {threads}", sum(counts) / seconds / 1e3)
+    rounds.add(name, f"CPU us a token, {threads}", spent / sum(counts) * 1e6)
 
 
 async def _load(
-    config: BenchConfig, pool: PeerPool[TokenizerPeer], count: int, *, seconds: float
-) -> int:
-    """Encodes until the time is over; returns how many were done."""
-    rng = random.Random(count)
-    texts = [" ".join(rng.choices(_WORDS, k=config.words)) for _ in range(64)]
-    start = time.perf_counter()
-    done = 0
+    tokenizers: Tokenizers, texts: list[str], at_once: int, seconds: float
+) -> list[int]:
+    """Encodes until the time is over; the tokens of each text that was done."""
+    until = time.perf_counter() + seconds
+    counts: list[int] = []
+    order = itertools.cycle(texts)
 
     async def client() -> None:
-        nonlocal done
-        while time.perf_counter() - start < seconds:
-            text = texts[done % len(texts)]
-            peer = min(pool.ready, key=lambda peer: peer.outstanding)
-            await peer.encode(tokenizer_pb2.EncodeRequest(text=text))
-            done += 1
+        while time.perf_counter() < until:
+            counts.append(await tokenizers.encode(next(order)))
 
-    await asyncio.gather(*(client() for _ in range(config.concurrency * count)))
-    return done
+    await asyncio.gather(*(client() for _ in range(at_once)))
+    return counts
 
 
-def _cpu_seconds(pids: list[int]) -> float:
-    """CPU time of some processes' threads, to the nanosecond."""
-    tasks = (task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir())
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+async def _short_beside_long(config: BenchConfig, tokenizers: Tokenizers, rounds: Rounds) -> None:
+    """How long short prompts take without and with long ones at the same process."""
+    short = [_text(_SHORT_WORDS, seed) for seed in range(_NUM_TEXTS)]
+    long = _text(config.long_words, 0)
+    await tokenizers.encode(long)  # warm
+    alone = await _times(tokenizers, short, config.seconds)
+    others = asyncio.create_task(_load(tokenizers, [long], 1, config.seconds))
+    beside = await _times(tokenizers, short, config.seconds)
+    await others
+    for name, times in (("alone", alone), (f"beside {config.long_words:,} words", beside)):
+        for percent in (50, 99):
+            value = float(np.percentile(times, percent)) * 1000
+            rounds.add("1 processes", f"short prompt, p{percent} ms, {name}", value)
 
 
-async def _start(config: BenchConfig, address: str) -> Process:
+async def _times(tokenizers: Tokenizers, texts: list[str], seconds: float) -> list[float]:
+    """Seconds of each encode, a few at once."""
+    until = time.perf_counter() + seconds
+    times: list[float] = []
+    order = itertools.cycle(texts)
+
+    async def client() -> None:
+        while (start := time.perf_counter()) < until:
+            await tokenizers.encode(next(order))
+            times.append(time.perf_counter() - start)
+
+    await asyncio.gather(*(client() for _ in range(_SHORT_CLIENTS)))
+    return times
+
+
+@asynccontextmanager
+async def _running(config: BenchConfig, count: int, threads: int) -> AsyncIterator[Tokenizers]:
+    """Starts so many processes, waits for them, and ends them."""
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as directory:
+        addresses = [f"unix:{directory}/{index}" for index in range(count)]
+        children = [await _start(config, address, threads) for address in addresses]
+        changed = asyncio.Event()
+        pool = PeerPool(
+            StaticAddresses(addresses),
+            lambda address: TokenizerPeer(address, SessionTimes(), changed.set),
+        )
+        sessions = asyncio.create_task(pool.run())
+        try:
+            while len(pool.ready) < count:
+                changed.clear()
+                await changed.wait()
+            yield Tokenizers(pool, [child.pid for child in children])
+        finally:
+            sessions.cancel()
+            await asyncio.gather(sessions, return_exceptions=True)
+            for child in children:
+                child.terminate()
+            await asyncio.gather(*(child.wait() for child in children))
+
+
+async def _start(config: BenchConfig, address: str, threads: int) -> Process:
     model = [f"--model={config.model}"] if config.model else []
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "services", "tokenizer", f"--address={address}"),
-        *("--num-threads=1", *model),
+        *(f"--num-threads={threads}", *model),
         stderr=DEVNULL,
+        stdout=DEVNULL,
         env={**child_environment(), "HF_HUB_OFFLINE": "1"},
     )
+
+
+def _text(words: int, seed: int) -> str:
+    return " ".join(random.Random(seed).choices(_WORDS, k=words))
 
 
 def main(argv: list[str]) -> None:
     """Measures and prints."""
     config = parse(BenchConfig, argv, prog="bench.encode", description=__doc__ or "")
-
-    async def run(stop: asyncio.Event) -> None:
-        one = 0.0
-        with tempfile.TemporaryDirectory(prefix="shoal-bench-") as directory:
-            for count in range(1, config.tokenizers + 1):
-                result = await measure(config, count, Path(directory))
-                one = one or result.rate
-                print(
-                    f"{count} tokenizers, {config.words} words a prompt, {os.cpu_count()} cores:"
-                    f" {result.rate:,.1f} encodes/s, {result.rate / one / count:.2f} of linear;"
-                    f" CPU an encode {result.tokenizer_ms:.2f} ms, and"
-                    f" {result.client_ms:.2f} ms in the client",
-                    flush=True,
-                )
-
-    process.run(run)
+    figures.run("encode", config, lambda rounds: measure(config, rounds))
 
 
 if __name__ == "__main__":

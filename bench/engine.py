@@ -8,10 +8,7 @@ loaded weights, and gives medians: a busy machine then slows all variants alike.
 
 from __future__ import annotations
 
-import datetime
 import json
-import os
-import platform
 import statistics
 import sys
 import time
@@ -31,7 +28,7 @@ from bench.engine_load import (
     serve,
     submission,
 )
-from services import __version__
+from bench.figures import machine
 from services.common import logs
 from services.common.config import option, parse
 from services.worker.config import WorkerConfig
@@ -215,22 +212,6 @@ def load(config: BenchConfig, *, deterministic: bool) -> Engine:
         num_threads=config.num_threads,
     )
     return torch_engine.load(worker, lambda *_: None)
-
-
-def machine() -> dict[str, str]:
-    """What the figures belong to."""
-    cpu = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            cpu = line.partition(": ")[2]
-            break
-    return {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "shoal": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "cpu": f"{os.cpu_count()} x {cpu}",
-    }
 
 
 def table(title: str, rows: dict[str, Row]) -> str:

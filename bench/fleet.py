@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psutil
 
+from bench import cpu, figures
+from bench.figures import OWN, Rounds
 from services.client.answer import Answer
 from services.client.connection import Origin, Pool
-from services.common import logs, process
 from services.common.config import option, parse
 from services.fleet.config import FleetConfig
 from services.fleet.display import open_display
@@ -33,50 +32,64 @@ class BenchConfig:
     """What is measured."""
 
     streams: int = option(64, "requests in flight at once")
-    requests: int = option(256, "requests in all")
+    requests: int = option(256, "requests of a round")
     max_tokens: int = option(128, "tokens a request")
     prompt_tokens: int = option(64, "tokens a prompt")
     step_ms: float = option(0.0, "how long a step of the fake engine takes, in milliseconds")
     workers: int = option(1, "worker processes")
     tokenizers: int = option(1, "tokenizer processes")
     detokenizers: int = option(1, "detokenizer processes; 0: the gateway decodes")
+    gateways: int = option(1, "gateway processes, which share the port")
+    rounds: int = option(3, "times it is measured, on one fleet")
+    json: str = option("", "file for the figures; default: none")
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What one run gave; CPU seconds are by role, with the client's own."""
+async def measure(config: BenchConfig, rounds: Rounds) -> None:
+    """Starts a fleet, sends every request of each round and stops the fleet."""
+    async with LocalFleet(fleet_config(config), open_display()) as fleet:
+        pool = Pool(Origin.of(fleet.url))
+        try:
+            await pool.post("/v1/completions", _body(config, 0))  # warm the path
+            for _ in range(config.rounds):
+                for name, value in (await load(config, fleet, pool)).items():
+                    rounds.add(OWN, name, value)
+        finally:
+            pool.close()
 
-    answers: Sequence[Answer]
-    seconds: float
-    cpu: dict[str, float]
 
-
-async def measure(config: BenchConfig) -> Result:
-    """Starts a fleet, sends every request and stops the fleet."""
-    fleet_config = FleetConfig(
+def fleet_config(config: BenchConfig) -> FleetConfig:
+    """The fleet that is measured."""
+    return FleetConfig(
         engine="fake",
         model="byte",
         port=0,
         grpc_port=-1,
         fake_step_ms=config.step_ms,
+        gateways=config.gateways,
         workers=config.workers,
         tokenizers=config.tokenizers,
         detokenizers=config.detokenizers,
         log_level="warning",
     )
-    logs.setup("bench", level="warning")
-    async with LocalFleet(fleet_config, open_display()) as fleet:
-        pool = Pool(Origin.of(fleet.url))
-        try:
-            await pool.post("/v1/completions", _body(config, 0))  # warm the path
-            before = _cpu_seconds(fleet)
-            start = time.perf_counter()
-            answers = await _send_all(config, pool)
-            seconds = time.perf_counter() - start
-            after = _cpu_seconds(fleet)
-        finally:
-            pool.close()
-    return Result(answers, seconds, {role: after[role] - before[role] for role in after})
+
+
+async def load(config: BenchConfig, fleet: LocalFleet, pool: Pool) -> dict[str, float]:
+    """The figures of one round."""
+    before, start = _cpu_seconds(fleet), time.perf_counter()
+    answers = await _send_all(config, pool)
+    seconds, after = time.perf_counter() - start, _cpu_seconds(fleet)
+    firsts = sorted(answer.first_at - answer.sent_at for answer in answers)
+    tokens = sum(answer.tokens for answer in answers)
+    each = {role: (after[role] - before[role]) / tokens * 1e6 for role in sorted(after)}
+    return {
+        "tokens/s": tokens / seconds,
+        "events/s": sum(answer.num_events for answer in answers) / seconds,
+        "requests/s": len(answers) / seconds,
+        "first text p50 ms": firsts[len(firsts) // 2] * 1000,
+        "first text p99 ms": firsts[len(firsts) * 99 // 100] * 1000,
+        "CPU us a token": sum(each.values()),
+        **{f"CPU us a token of {role}": spent for role, spent in each.items()},
+    }
 
 
 async def _send_all(config: BenchConfig, pool: Pool) -> list[Answer]:
@@ -104,58 +117,17 @@ def _body(config: BenchConfig, number: int) -> bytes:
 
 def _cpu_seconds(fleet: LocalFleet) -> dict[str, float]:
     """CPU seconds so far, by role; a worker's with those of its ranks."""
-    seconds: dict[str, float] = {"client": _cpu(psutil.Process())}
+    seconds = {"client": cpu.of_process(psutil.Process())}
     for child in fleet.processes:
-        root = psutil.Process(child.pid)
-        spent = sum(_cpu(one) for one in [root, *root.children(recursive=True)])
+        spent = cpu.of_family(psutil.Process(child.pid))
         seconds[child.role] = seconds.get(child.role, 0.0) + spent
     return seconds
-
-
-def _cpu(one: psutil.Process) -> float:
-    times = one.cpu_times()
-    return float(times.user + times.system)
-
-
-def report(config: BenchConfig, result: Result) -> str:
-    """The figures, and what they were measured with."""
-    firsts = sorted(answer.first_at - answer.sent_at for answer in result.answers)
-    tokens = sum(answer.tokens for answer in result.answers)
-    events = sum(answer.num_events for answer in result.answers)
-    shape = f"{config.workers} workers, {config.tokenizers} tokenizers, "
-    shape += f"{config.detokenizers} detokenizers, {os.cpu_count()} cores"
-    split = ", ".join(
-        f"{role} {spent / tokens * 1e6:.1f}" for role, spent in sorted(result.cpu.items())
-    )
-    total = sum(result.cpu.values()) / tokens * 1e6
-    return (
-        f"{shape}\n"
-        f"{len(result.answers)} requests, {config.streams} at once,"
-        f" {config.max_tokens} tokens each, engine step {config.step_ms:g} ms\n"
-        f"{tokens / result.seconds:,.0f} tokens/s, {events / result.seconds:,.0f} events/s,"
-        f" {len(result.answers) / result.seconds:,.1f} requests/s,"
-        f" first text p50 {firsts[len(firsts) // 2] * 1000:.1f} ms,"
-        f" p99 {firsts[len(firsts) * 99 // 100] * 1000:.1f} ms\n"
-        f"CPU us a token: {total:.1f} ({split})"
-    )
 
 
 def main(argv: list[str]) -> None:
     """Measures and prints."""
     config = parse(BenchConfig, argv, prog="bench.fleet", description=__doc__ or "")
-
-    async def run(stop: asyncio.Event) -> None:
-        work = asyncio.create_task(measure(config))
-        stopped = asyncio.create_task(stop.wait())
-        await asyncio.wait([work, stopped], return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
-        if not work.done():
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
-            return
-        print(report(config, work.result()))
-
-    process.run(run)
+    figures.run("fleet", config, lambda rounds: measure(config, rounds))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@
 Gateways, tokenizer and detokenizer are the real processes. Workers are simulated, many to a
 process (bench/sim_workers.py). Every engine steps at a steady pace, slow enough that the
 machine is never full, and what is measured is the CPU time of each process: so the figures
-hold on a machine whose wall clock others share. `bench.fleet_model` fits them.
+hold on a machine whose wall clock others share. `bench.fleet_model` fits them all at once, and how
+well the fit explains each point is their spread.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
 
-from bench import announced
+from bench import announced, cpu, figures
 from bench.fleet_model import HOSTS, Point, fit, report
 from services.client.connection import Origin, Pool
 from services.common import process
@@ -48,7 +49,7 @@ class SimConfig:
     idle_seconds: float = option(4.0, "seconds without a request, to tell what sessions cost")
     max_streams: int = option(1024, "fleets that need more streams at once are left out")
     short_requests: int = option(200, "requests of one token, to tell a request from its tokens")
-    output: str = option("", "file for the points, as JSON")
+    json: str = option("", "file for the points and the prices; default: none")
 
 
 async def measure(config: SimConfig, points: list[Point]) -> None:
@@ -64,9 +65,6 @@ async def measure(config: SimConfig, points: list[Point]) -> None:
                 if streams <= config.max_streams:
                     points.append(await fleet.measure(streams, config.steps, at_once=streams))
             print(f"{len(points)} points", file=sys.stderr, flush=True)
-            if config.output:
-                text = json.dumps([point.as_json() for point in points])
-                await asyncio.to_thread(Path(config.output).write_text, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +134,9 @@ class _Fleet:
                 pool.close()
 
     def _cpu(self) -> dict[str, float]:
-        return {role: sum(map(_cpu_seconds, group)) for role, group in self.processes.items()}
+        return {
+            role: cpu.of_threads(one.pid for one in group) for role, group in self.processes.items()
+        }
 
 
 @asynccontextmanager
@@ -216,12 +216,6 @@ async def _get(endpoint: tuple[str, int], path: str) -> bytes:
         writer.close()
 
 
-def _cpu_seconds(one: psutil.Process) -> float:
-    """CPU time of a process's threads, to the nanosecond; times(2) counts in ticks of 10 ms."""
-    tasks = Path(f"/proc/{one.pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
-
-
 def main(argv: list[str]) -> None:
     """Measures, fits and prints."""
     config = parse(SimConfig, argv, prog="bench.fleet_sim", description=__doc__ or "")
@@ -237,7 +231,16 @@ def main(argv: list[str]) -> None:
         else:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
-        print(report(points, fit(points)))
+        prices = fit(points)
+        print(report(points, prices))
+        figures.write(
+            "fleet_sim",
+            config,
+            {
+                "points": [point.as_json() for point in points],
+                "prices": {role: asdict(price) for role, price in prices.items()},
+            },
+        )
 
     process.run(run)
 

@@ -1,10 +1,12 @@
-"""How the gateway's cost grows: CPU a token from one stream to thousands, memory an idle stream.
+"""How the gateway's cost grows: CPU a token from one stream to thousands, memory of what waits.
 
     python -m bench.growth --rounds 3
 
 The real gateway, tokenizer and detokenizer over a stub worker that emits a token for every stream
 in every step (`bench/peers`). CPU time is that of the gateway's process alone, so the figures hold
-on a machine that others use too. An idle stream has been accepted and gets nothing.
+on a machine that others use too. An idle stream has been accepted by a worker and gets nothing. A
+queued request waits in the gateway for a worker with room; both memories have the client's
+connection in them.
 """
 
 from __future__ import annotations
@@ -13,21 +15,29 @@ import asyncio
 import sys
 import tempfile
 import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench import figures
+from bench.figures import Rounds
 from bench.peers.model_dir import write_model
-from bench.peers.report import Rounds, table
 from bench.peers.steps import HELD
 from bench.peers.systems import Running, Shoal, Site, chat_body
 from bench.peers.wire import flood
 from services.client.connection import Pool
-from services.common import logs, process
 from services.common.config import option, parse
 
 _TOKENS = 16384  # of all streams together
 _LEAST_TOKENS = 128  # of each, lest beginnings be measured
 _PATIENCE = 120.0
+_SMALL = 2  # requests that a worker with little room runs; the gateway sends it one more to wait
+_NEVER = 1 << 19  # tokens of a paced stream that is not to end
+_PACED = 0.001  # see bench/peers/steps.py
+_PROMPTS = {"a short prompt": 0, "a prompt of 1,000 words": 1000}  # words before its number
+_HANDLES = 'shoal_gateway_handles{peer="worker"}'
+_QUEUED = "shoal_gateway_requests_queued"
 
 
 @dataclass(frozen=True)
@@ -37,61 +47,86 @@ class GrowthConfig:
     streams: tuple[str, ...] = option(
         ("1", "16", "64", "256", "1024", "2000"), "streams at once", metavar="N,..."
     )
-    idle_streams: int = option(1000, "idle streams whose memory is measured")
+    idle_streams: int = option(
+        1000, "idle streams, and queued requests, whose memory is measured; at most 1,024"
+    )
     rounds: int = option(3, "fleets that are measured one after the other")
     detokenizers: int = option(1, "0: the gateway decodes")
+    json: str = option("", "file for the figures; default: none")
 
 
 async def measure(config: GrowthConfig, rounds: Rounds) -> None:
-    """Adds a fleet's figures to `rounds` for each round."""
+    """Adds the figures of two fleets to `rounds` for each round."""
     with tempfile.TemporaryDirectory(prefix="growth-") as directory:
         model = Path(directory) / "model"
         model.mkdir()
         token_ids = write_model(model)
+        shoal = Shoal(detokenizer=config.detokenizers > 0)
+        full = Shoal(detokenizer=config.detokenizers > 0, max_running=_SMALL)
         for number in range(config.rounds):
-            home = Path(directory) / str(number)
-            home.mkdir()
-            shoal = Shoal(detokenizer=config.detokenizers > 0)
-            async with shoal.run(Site(home, model, token_ids)) as running:
-                await _one_fleet(config, shoal.name, running, rounds)
+            for system, measure_one in ((shoal, _one_fleet), (full, _full_fleet)):
+                home = Path(directory) / f"{number}-{system.max_running}"
+                home.mkdir()
+                async with system.run(Site(home, model, token_ids)) as running:
+                    await measure_one(config, shoal.name, running, rounds)
 
 
 async def _one_fleet(config: GrowthConfig, name: str, running: Running, rounds: Rounds) -> None:
     await flood(running, 1, _LEAST_TOKENS)  # what is loaded at the first request is no stream's
-    rounds.add(name, "gateway, KiB an idle stream", await _idle(running, config.idle_streams))
+    idle = [chat_body(f"{number} waits", 8, HELD) for number in range(config.idle_streams)]
+    held = await _memory(running, idle, _HANDLES, config.idle_streams)
+    rounds.add(name, "gateway, KiB an idle stream", held)
     for streams in map(int, config.streams):
         tokens = max(_TOKENS // streams, _LEAST_TOKENS) if streams > 1 else 1024
-        figures = await flood(running, streams, tokens)
-        spent = figures["CPU us a token of gateway"]
+        flooded = await flood(running, streams, tokens)
+        spent = flooded["CPU us a token of gateway"]
         rounds.add(name, f"gateway, CPU us a token, {streams}", spent)
 
 
-async def _idle(running: Running, streams: int) -> float:
-    """KiB of resident memory that a stream without news holds in the gateway."""
+async def _full_fleet(config: GrowthConfig, name: str, running: Running, rounds: Rounds) -> None:
+    """The memory of what waits while the only worker is full."""
+    busy = [chat_body(f"{number} runs", _NEVER, _PACED) for number in range(_SMALL + 1)]
+    async with _posted(running, busy):
+        await _until(running, _HANDLES, len(busy))
+        for prompt, words in _PROMPTS.items():
+            text = "word " * words
+            waiting = [chat_body(f"{text}{number}", 8) for number in range(config.idle_streams)]
+            held = await _memory(running, waiting, _QUEUED, config.idle_streams)
+            rounds.add(name, f"gateway, KiB a queued request with {prompt}", held)
+
+
+async def _memory(running: Running, bodies: list[bytes], gauge: str, wanted: int) -> float:
+    """KiB of resident memory that a request holds in the gateway once `gauge` shows them all."""
     gateway = running.processes["gateway"]
-    pool = Pool(running.origin)
     before = gateway.memory_info().rss
-    bodies = [chat_body(f"{number} waits", 8, HELD) for number in range(streams)]
-    waiting = [
+    async with _posted(running, bodies):
+        await _until(running, gauge, wanted)
+        return float(gateway.memory_info().rss - before) / len(bodies) / 1024
+
+
+@asynccontextmanager
+async def _posted(running: Running, bodies: list[bytes]) -> AsyncIterator[None]:
+    """Requests that are in flight inside, and given up at the end."""
+    pool = Pool(running.origin)
+    posts = [
         asyncio.create_task(pool.post("/v1/chat/completions", body, timeout=_PATIENCE))
         for body in bodies
     ]
     try:
-        await _in_flight(running, streams)
-        return float(gateway.memory_info().rss - before) / streams / 1024
+        yield
     finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+        for post in posts:
+            post.cancel()
+        await asyncio.gather(*posts, return_exceptions=True)
         pool.close()
 
 
-async def _in_flight(running: Running, streams: int) -> None:
+async def _until(running: Running, gauge: str, wanted: int) -> None:
     """Polls the gateway's metrics: another process's state can only be asked for."""
-    wanted = f'shoal_gateway_handles{{peer="worker"}} {streams:.1f}'
+    line = f"\n{gauge} {wanted:.1f}\n"
     url = f"http://{running.origin.host}:{running.origin.port}/metrics"
     async with asyncio.timeout(_PATIENCE):
-        while wanted not in await asyncio.to_thread(_get, url):  # noqa: ASYNC110
+        while line not in await asyncio.to_thread(_get, url):  # noqa: ASYNC110
             await asyncio.sleep(0.2)
 
 
@@ -104,20 +139,7 @@ def _get(url: str) -> str:
 def main(argv: list[str]) -> None:
     """Measures and prints."""
     config = parse(GrowthConfig, argv, prog="bench.growth", description=__doc__ or "")
-    logs.setup("bench", level="warning")
-    rounds = Rounds()
-
-    async def run(stop: asyncio.Event) -> int:
-        work = asyncio.create_task(measure(config, rounds))
-        stopped = asyncio.create_task(stop.wait())
-        await asyncio.wait([work, stopped], return_when=asyncio.FIRST_COMPLETED)
-        for task in (work, stopped):
-            task.cancel()
-        await asyncio.gather(work, stopped, return_exceptions=True)
-        print(table(rounds))
-        return 0 if work.cancelled() else (work.result() or 0)
-
-    process.run(run)
+    figures.run("growth", config, lambda rounds: measure(config, rounds))
 
 
 if __name__ == "__main__":

@@ -9,17 +9,18 @@ on a machine that others use too. CPU time is that of the gateway.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 import grpc.aio
 import psutil
 
+from bench import figures
+from bench.figures import Rounds
 from protos import common_pb2, inference_pb2, inference_pb2_grpc
-from services.common import logs
 from services.common.config import option, parse
 from services.fleet.config import FleetConfig
 from services.fleet.display import open_display
@@ -33,16 +34,9 @@ class BenchConfig:
     streams: int = option(64, "requests in flight at once")
     requests: int = option(1024, "requests of one turn")
     max_tokens: int = option(32, "tokens a request")
-    turns: int = option(3, "times each way is measured")
+    rounds: int = option(3, "times each way is measured, in turn")
     step_ms: float = option(0.0, "how long a step of the fake engine takes, in milliseconds")
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What one turn took, in seconds."""
-
-    wall: float
-    gateway_cpu: float
+    json: str = option("", "file for the figures; default: none")
 
 
 def request(config: BenchConfig, number: int) -> inference_pb2.GenerateRequest:
@@ -96,8 +90,8 @@ async def by_session(stub: inference_pb2_grpc.InferenceAsyncStub, config: BenchC
     return tokens
 
 
-async def measure(config: BenchConfig) -> dict[str, list[Turn]]:
-    """Both ways by turns, after one of each to warm the path."""
+async def measure(config: BenchConfig, rounds: Rounds) -> None:
+    """Both ways in turn, after one of each to warm the path."""
     fleet_config = FleetConfig(
         engine="fake",
         model="byte",
@@ -106,51 +100,44 @@ async def measure(config: BenchConfig) -> dict[str, list[Turn]]:
         fake_step_ms=config.step_ms,
         log_level="warning",
     )
-    logs.setup("bench", level="warning")
-    ways: dict[
-        str, Callable[[inference_pb2_grpc.InferenceAsyncStub, BenchConfig], Awaitable[int]]
-    ] = {
-        "Generate": by_calls,
-        "Session": by_session,
-    }
-    turns: dict[str, list[Turn]] = {name: [] for name in ways}
     async with LocalFleet(fleet_config, open_display()) as fleet:
-        listed = json.loads((fleet.run_dir / "fleet.json").read_text())["processes"]
-        (gateway,) = [entry for entry in listed if entry["role"] == "gateway"]
-        process = psutil.Process(gateway["pid"])
-        async with grpc.aio.insecure_channel(gateway["address"]) as channel:
+        (gateway,) = [one for one in fleet.processes if one.role == "gateway"]
+        process = psutil.Process(gateway.pid)
+        async with grpc.aio.insecure_channel(fleet.grpc_address) as channel:
             stub: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(channel)
-            for turn in range(config.turns + 1):
-                for name, way in ways.items():
-                    cpu, start = sum(process.cpu_times()[:2]), time.perf_counter()
-                    tokens = await way(stub, config)
-                    wall = time.perf_counter() - start
-                    assert tokens == config.requests * config.max_tokens, f"{name}: {tokens}"
-                    if turn:
-                        used = sum(process.cpu_times()[:2]) - cpu
-                        turns[name].append(Turn(wall, used))
-    return turns
+            for way in WAYS.values():
+                await way(stub, config)
+            for _ in range(config.rounds):
+                for name, way in WAYS.items():
+                    await _one(config, name, partial(way, stub, config), process, rounds)
 
 
-def report(config: BenchConfig, turns: dict[str, list[Turn]]) -> None:
-    tokens = config.requests * config.max_tokens
-    best = {name: min(turns[name], key=lambda turn: turn.gateway_cpu) for name in turns}
-    print(f"{config.requests} requests of {config.max_tokens} tokens, {config.streams} at once")
-    for name, turn in best.items():
-        print(
-            f"{name:9} {config.requests / turn.wall:8,.0f} requests/s {tokens / turn.wall:10,.0f}"
-            f" tokens/s {turn.gateway_cpu / tokens * 1e6:6.1f} us of gateway CPU a token"
-        )
-    calls, session = best["Generate"], best["Session"]
-    print(
-        f"ratio: {calls.wall / session.wall:.1f} in rate,"
-        f" {calls.gateway_cpu / session.gateway_cpu:.1f} in gateway CPU"
-    )
+async def _one(
+    config: BenchConfig,
+    name: str,
+    way: Callable[[], Awaitable[int]],
+    gateway: psutil.Process,
+    rounds: Rounds,
+) -> None:
+    cpu, start = sum(gateway.cpu_times()[:2]), time.perf_counter()
+    tokens = await way()
+    wall, used = time.perf_counter() - start, sum(gateway.cpu_times()[:2]) - cpu
+    assert tokens == config.requests * config.max_tokens, f"{name}: {tokens}"
+    rounds.add(name, "requests/s", config.requests / wall)
+    rounds.add(name, "tokens/s", tokens / wall)
+    rounds.add(name, "gateway, CPU us a token", used / tokens * 1e6)
+
+
+WAYS: dict[str, Callable[[inference_pb2_grpc.InferenceAsyncStub, BenchConfig], Awaitable[int]]] = {
+    "Generate": by_calls,
+    "Session": by_session,
+}
 
 
 def main(argv: list[str]) -> None:
+    """Measures and prints."""
     config = parse(BenchConfig, argv, prog="bench.grpc_session", description=__doc__ or "")
-    report(config, asyncio.run(measure(config)))
+    figures.run("grpc_session", config, lambda rounds: measure(config, rounds))
 
 
 if __name__ == "__main__":

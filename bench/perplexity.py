@@ -20,7 +20,7 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 
-from bench.engine import machine
+from bench.figures import machine
 from services.common import logs
 from services.common.config import option, parse
 from services.common.text.vocabulary import build_vocabulary

@@ -3,7 +3,8 @@
     python -m bench.routing
 
 Pure Python, no sockets: workers are views with a load. `cold` is a prompt that nobody
-holds, `warm` one whose first half every worker holds, which is the dearest look-up.
+holds, `warm` one whose first half every worker holds, which is the dearest look-up. A figure is the
+least of many requests, since whatever else the machine does only adds; rounds tell its spread.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from bench import figures
+from bench.figures import Rounds
 from protos import tokenizer_pb2
 from services.common.config import option, parse
 from services.common.prefix_hash import prefix_hashes
 from services.gateway.prefix_index import PrefixIndex
 from services.gateway.router import Policy, make_policy
+
+NUM_WORKERS = (1, 100, 1000)
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,9 @@ class BenchConfig:
 
     prompt_tokens: int = option(6000, "tokens a prompt")
     requests: int = option(50, "requests a figure")
+    rounds: int = option(3, "times each is measured, all of them in turn")
     seed: int = option(1, "of the prompts and loads")
+    json: str = option("", "file for the figures; default: none")
 
 
 @dataclass(slots=True)
@@ -56,35 +63,42 @@ def best(call: Callable[[Sequence[int]], object], prompts: Prompts) -> float:
     return min(times) / 1e3
 
 
-def measure(policy: Policy, views: list[View], prompts: Prompts) -> float:
+def measure(config: BenchConfig, rounds: Rounds) -> None:
+    """Adds every policy's cost to `rounds`, round by round."""
+    rng = random.Random(config.seed)
+    length = config.prompt_tokens
+    shared = rng.choices(range(32_000), k=length // 2)
+    for _ in range(config.rounds):
+        cold = [prompt_of(rng.choices(range(32_000), k=length)) for _ in range(config.requests)]
+        ends = [rng.choices(range(32_000), k=length - len(shared)) for _ in cold]
+        warm = [prompt_of([*shared, *end]) for end in ends]
+        for count in NUM_WORKERS:
+            views = [
+                View(f"10.0.{i >> 8}.{i & 255}:50051", rng.randrange(20)) for i in range(count)
+            ]
+            for name in ("round-robin", "least-loaded", "prefix"):
+                policy = make_policy(name, PrefixIndex())
+                rounds.add(name, f"CPU us a cold request, {count}", _cost(policy, views, cold))
+            index = PrefixIndex()
+            for view in views:
+                index.report(view.address, prefix_hashes(shared))
+            policy = make_policy("prefix", index)
+            rounds.add("prefix", f"CPU us a warm request, {count}", _cost(policy, views, warm))
+        hashing = best(prefix_hashes, cold)
+        rounds.add("prefix", f"of which hashing {length:,} tokens, CPU us", hashing)
+
+
+def _cost(policy: Policy, views: list[View], prompts: Prompts) -> float:
     """Microseconds of CPU a request."""
     return best(lambda prompt: policy.choose(views, prompt, ""), prompts)
 
 
 def main(argv: list[str]) -> None:
-    """Measures and prints a table."""
+    """Measures and prints."""
     config = parse(BenchConfig, argv, prog="bench.routing", description=__doc__ or "")
-    rng = random.Random(config.seed)
-    length = config.prompt_tokens
-    shared = rng.choices(range(32_000), k=length // 2)
-    print(f"{'workers':>8} {'policy':>13} {'prompt':>7} {'us a request':>13}")
-    for count in (1, 100, 1000):
-        views = [View(f"10.0.{i >> 8}.{i & 255}:50051", rng.randrange(20)) for i in range(count)]
-        cold = [prompt_of(rng.choices(range(32_000), k=length)) for _ in range(config.requests)]
-        ends = [rng.choices(range(32_000), k=length - len(shared)) for _ in cold]
-        warm = [prompt_of([*shared, *end]) for end in ends]
-        for name in ("round-robin", "least-loaded", "prefix"):
-            for kind, prompts in (("cold", cold), ("warm", warm)):
-                if kind == "warm" and name != "prefix":
-                    continue
-                index = PrefixIndex()
-                if kind == "warm":
-                    for view in views:
-                        index.report(view.address, prefix_hashes(shared))
-                cost = measure(make_policy(name, index), views, prompts)
-                print(f"{count:>8} {name:>13} {kind:>7} {cost:>13,.0f}")
-    hashing = best(prefix_hashes, cold)
-    print(f"of which hashing {length} tokens: {hashing:,.0f} us")
+    rounds = Rounds()
+    measure(config, rounds)
+    figures.finish("routing", config, rounds)
 
 
 if __name__ == "__main__":

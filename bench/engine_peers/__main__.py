@@ -22,8 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.engine import machine
 from bench.engine_peers import models
+from bench.figures import machine
 from services.common import logs
 from services.common.config import option, parse
 

@@ -36,6 +36,7 @@ class StubConfig:
     report: str = option("", "file for the times at which paced tokens were sent")
     model: str = option("", "the model's name")
     vocab_size: int = option(1 << 20, "ids must be below this")
+    max_running_requests: int = option(1 << 16, "what it says of its room; it takes what comes")
 
 
 class StubWorker(worker_pb2_grpc.WorkerServicer):
@@ -50,7 +51,7 @@ class StubWorker(worker_pb2_grpc.WorkerServicer):
             vocab_size=config.vocab_size,
             page_size=16,
             num_pages=1 << 20,
-            max_running_requests=1 << 16,
+            max_running_requests=config.max_running_requests,
             tensor_parallel_size=1,
             engine="fake",
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from bench import announced
+from bench import announced, cpu
 from bench.peers.steps import NAME
 from services.client.answer import Failure
 from services.client.connection import Origin, Pool
@@ -51,17 +51,8 @@ class Running:
 
     def cpu(self) -> dict[str, float]:
         """CPU seconds so far, by role, and this process's as the client's."""
-        spent = {role: _cpu(root) for role, root in self.processes.items()}
-        return {**spent, "client": _own(psutil.Process())}
-
-
-def _cpu(root: psutil.Process) -> float:
-    return sum(_own(one) for one in [root, *root.children(recursive=True)])
-
-
-def _own(one: psutil.Process) -> float:
-    times = one.cpu_times()
-    return float(times.user + times.system)
+        spent = {role: cpu.of_family(root) for role, root in self.processes.items()}
+        return {**spent, "client": cpu.of_process(psutil.Process())}
 
 
 class System:
@@ -86,6 +77,7 @@ class Shoal(System):
     """The real gateway, tokenizer and, with `detokenizer`, detokenizer, over a stub worker."""
 
     detokenizer: bool = True
+    max_running: int = 1 << 16  # requests that the worker says it can run
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -105,6 +97,7 @@ class Shoal(System):
         worker = await start(
             *("worker", "bench.peers.shoal_worker", f"--address={addresses['worker']}"),
             *(f"--tokens={site.tokens}", f"--report={site.report}", f"--model={NAME}"),
+            f"--max-running-requests={self.max_running}",
         )
         texts = ("tokenizer", "detokenizer") if self.detokenizer else ("tokenizer",)
         for role in texts:

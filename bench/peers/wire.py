@@ -21,12 +21,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench import bars, figures
+from bench.figures import Rounds
 from bench.peers.model_dir import write_model
-from bench.peers.report import Rounds, table
 from bench.peers.systems import MiniSglang, Running, Shoal, Site, Smg, System, chat_body
-from services.client.answer import Answer, Failure
+from services.client.answer import Answer
 from services.client.connection import Pool
-from services.common import logs, process
 from services.common.config import option, parse
 
 _PATH = "/v1/chat/completions"
@@ -68,9 +68,6 @@ async def measure(config: WireConfig, rounds: Rounds) -> None:
                 async with system.run(site) as running:
                     await _one_system(config, system.name, site, running, rounds)
                 print(f"round {number + 1}: {system.name}", file=sys.stderr, flush=True)
-                if config.json:
-                    text = json.dumps(rounds.as_json(), indent=1)
-                    await asyncio.to_thread(Path(config.json).write_text, text)
 
 
 def _systems(config: WireConfig) -> list[System]:
@@ -91,8 +88,8 @@ async def _one_system(
     for streams in map(int, config.streams):
         each = _FLOODED_TOKENS * (1 if streams == 1 else 8) / streams
         tokens = max(int(max(each, _LEAST_FLOODED_TOKENS) * config.scale), 1)
-        figures = await flood(running, streams, tokens)
-        for measure, value in figures.items():
+        flooded = await flood(running, streams, tokens)
+        for measure, value in flooded.items():
             rounds.add(name, f"{measure}, {streams}", value)
         latencies = await _paced(site, running, streams)
         if latencies:
@@ -192,23 +189,7 @@ def _share(values: Sequence[float], share: float) -> float:
 def main(argv: list[str]) -> None:
     """Measures, and prints medians, spreads and ratios."""
     config = parse(WireConfig, argv, prog="bench.peers.wire", description=__doc__ or "")
-    logs.setup("bench", level="warning")
-
-    async def run(stop: asyncio.Event) -> int:
-        rounds = Rounds()
-        work = asyncio.create_task(measure(config, rounds))
-        stopped = asyncio.create_task(stop.wait())
-        await asyncio.wait([work, stopped], return_when=asyncio.FIRST_COMPLETED)
-        for task in (work, stopped):
-            task.cancel()
-        outcome = (await asyncio.gather(work, stopped, return_exceptions=True))[0]
-        print(table(rounds))
-        if isinstance(outcome, Failure | TimeoutError):
-            print(f"a system failed: {outcome}", file=sys.stderr)
-            return 1
-        return 0 if work.cancelled() else (work.result() or 0)
-
-    process.run(run)
+    figures.run("wire", config, lambda rounds: measure(config, rounds), bars.table)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ import re
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 from urllib.parse import urlsplit
 
 import httpx
@@ -104,6 +105,25 @@ class Endpoint:
         """A general client, for what is not measured; `timeout` is in seconds."""
         limits = httpx.Timeout(timeout, connect=CONNECT_SECONDS)
         return httpx.AsyncClient(timeout=limits, headers=self.headers, verify=self.trust())
+
+
+class Caller:
+    """What talks to one server, until the end of its `async with`."""
+
+    def __init__(self, endpoint: Endpoint, timeout: float | None = None) -> None:
+        """`timeout` is in seconds. Raises StartupError if the endpoint cannot be trusted."""
+        self._http = endpoint.client(timeout)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._http.aclose()
 
 
 async def list_models(http: httpx.AsyncClient, url: str) -> list[str]:

@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 
 from bench import bookkeeping, perplexity
+from bench.figures import OWN, Rounds
 from services.worker.native.kernels import Kernels
 
 
-def test_growth_prints_a_row_for_each_size(capsys: pytest.CaptureFixture[str]) -> None:
-    bookkeeping.main(["--rounds=1", "--steps=3", "--largest=10"])
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [row[0] for row in rows] == ["running", "1", "4", "cached", "10"]
-    assert all(float(row[1].replace(",", "")) >= 0 for row in rows[1:3])
+def test_every_size_is_measured() -> None:
+    rounds = Rounds()
+    config = bookkeeping.BenchConfig(rounds=2, steps=3, largest=10)
+    bookkeeping.measure(config, rounds)
+    assert [x for x, *_ in rounds.curve(OWN, bookkeeping.STEP)] == [1, 4]
+    assert [x for x, *_ in rounds.curve(OWN, bookkeeping.MATCH)] == [10]
+    assert all(len(row[OWN]) == 2 for row in rounds.as_json().values())
 
 
 @pytest.mark.slow

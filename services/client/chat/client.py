@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import httpx
 
-from services.client.endpoint import ApiError, Endpoint, error_text, list_models
+from services.client.endpoint import ApiError, Caller, Endpoint, error_text, list_models
 from services.client.events import DONE, Chunk, EventSplitter, decode_chunk
 
 Turn = dict[str, str]  # {"role": ..., "content": ...}
@@ -26,13 +25,12 @@ class Piece:
     finish_reason: str = ""
 
 
-class ChatClient:
-    """Talks to one server."""
+class ChatClient(Caller):
+    """Talks to one server. Raises StartupError if the endpoint's authorities cannot be used."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        """Raises StartupError if the endpoint's authorities cannot be used."""
+        super().__init__(endpoint)
         self.url = endpoint.url
-        self._http = endpoint.client()
 
     async def models(self) -> list[str]:
         """The names of the served models. Raises httpx.TransportError and ApiError."""
@@ -73,17 +71,6 @@ class ChatClient:
                     raise ApiError("the answer was cut off before its end")
         except httpx.TransportError as error:
             raise ApiError(f"the connection to {self.url} broke: {error or type(error).__name__}")
-
-    async def __aenter__(self) -> ChatClient:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._http.aclose()
 
 
 def _piece(chunk: Chunk) -> Piece:

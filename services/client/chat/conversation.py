@@ -113,11 +113,16 @@ class Conversation:
     def load(self, file: str) -> None:
         """Takes over what a file has, but for the model. Raises BadConversation."""
         try:
-            value = json.loads(Path(file).expanduser().read_text())
+            text = Path(file).expanduser().read_text()
+            value = json.loads(text, parse_float=_number, parse_constant=_number)
         except OSError as error:
             raise BadConversation(f"cannot read {file}: {error.strerror}")
-        except ValueError:
+        except (json.JSONDecodeError, UnicodeDecodeError):
             raise BadConversation(f"{file} is not JSON")
+        except ValueError:
+            raise BadConversation(
+                f"{file} has a number that no request can carry, such as NaN or Infinity"
+            )
         messages = value.get("messages") if isinstance(value, dict) else None
         settings = (value.get("settings") or {}) if isinstance(value, dict) else None
         if not _is_turns(messages) or not isinstance(settings, dict):

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 import httpx
 import msgspec
 
-from services.client.endpoint import ApiError, Endpoint, error_text
+from services.client.endpoint import ApiError, Caller, Endpoint, error_text
 from services.gateway.watch.shapes import FleetSnapshot
 
 _SECONDS = 5.0  # that a gateway has to answer
 
 
-class FleetSource:
-    """One gateway."""
+class FleetSource(Caller):
+    """One gateway. Raises StartupError if the endpoint's authorities cannot be used."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        """Raises StartupError if the endpoint's authorities cannot be used."""
+        super().__init__(endpoint, _SECONDS)
         self.url = f"{endpoint.root}/fleet"
-        self._http = endpoint.client(_SECONDS)
 
     async def read(self) -> bytes:
         """The fleet as the gateway writes it, in JSON. Raises ApiError."""
@@ -32,17 +29,6 @@ class FleetSource:
         if response.status_code != 200:
             raise ApiError(error_text(response.content, response.status_code))
         return response.content
-
-    async def __aenter__(self) -> FleetSource:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._http.aclose()
 
 
 def decode(data: bytes) -> FleetSnapshot:
