@@ -94,13 +94,15 @@ During preStop the pod still takes work, while its removal from the endpoints sp
 {{- end -}}
 {{- end -}}
 
-{{/* The flag that tells the gateway where every part of a service is. Takes {root, service}. */}}
+{{/* The flag that tells the gateway where every part of a service is, if it has any. Takes {root, service}. */}}
 {{- define "shoal.peer" -}}
 {{- $found := dict "root" .root "service" .service -}}
 {{- include "shoal.setParts" $found -}}
 {{- $addresses := list -}}
 {{- range $found.parts }}{{ $addresses = append $addresses (include "shoal.address" .) }}{{ end -}}
-{{- printf "--%s-addresses=%s" .service (join "," $addresses) -}}
+{{- with $addresses }}
+- {{ printf "--%s-addresses=%s" $.service (join "," .) | quote }}
+{{- end }}
 {{- end -}}
 
 {{/* The flag with the models that the gateway may expect while no worker serves them. Takes the root. */}}

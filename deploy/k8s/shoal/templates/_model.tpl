@@ -1,5 +1,6 @@
 {{/*
-Where a part's model comes from. All take a context with `model` (_parts.tpl).
+Where a part's model comes from. All take a context (_parts.tpl); a gateway that does not decode
+has no `model` there, and gets nothing.
 
   embedded   in the image
   hub        downloaded by each pod into its cache; or, with downloadJob, by one Job into a claim
@@ -17,32 +18,34 @@ Where a part's model comes from. All take a context with `model` (_parts.tpl).
 {{- else if eq .source "image" }}
 - {{ printf "--model=/models/%s" (trimPrefix "/" .image.path) | quote }}
 {{- end }}
-{{- with .servedName }}
-- {{ printf "--served-model-name=%s" . | quote }}
+{{- if and .servedName (ne $.service "gateway") }}
+- {{ printf "--served-model-name=%s" .servedName | quote }}
 {{- end }}
 {{- end }}
 {{- end -}}
 
 {{/* Whether the pods themselves download: "true" or empty. */}}
 {{- define "shoal.downloads" -}}
-{{- if and (eq .model.source "hub") (not .model.hub.downloadJob) }}true{{ end -}}
+{{- with .model }}{{ if and (eq .source "hub") (not .hub.downloadJob) }}true{{ end }}{{ end -}}
 {{- end -}}
 
 {{/* Whether the pods wait for a Job that downloads: "true" or empty. */}}
 {{- define "shoal.awaitsDownload" -}}
-{{- if and (eq .model.source "hub") .model.hub.downloadJob }}true{{ end -}}
+{{- with .model }}{{ if and (eq .source "hub") .hub.downloadJob }}true{{ end }}{{ end -}}
 {{- end -}}
 
 {{- define "shoal.modelEnv" -}}
-{{- if eq .model.source "hub" }}
+{{- with .model }}
+{{- if eq .source "hub" }}
 - name: HF_HOME
   value: /var/cache/huggingface
 {{- end }}
-{{- if include "shoal.downloads" . }}
-{{- include "shoal.hubEnv" . }}
+{{- if include "shoal.downloads" $ }}
+{{- include "shoal.hubEnv" $ }}
 {{- else }}
 - name: HF_HUB_OFFLINE
   value: "1"
+{{- end }}
 {{- end }}
 {{- end -}}
 
@@ -67,16 +70,18 @@ Where a part's model comes from. All take a context with `model` (_parts.tpl).
 - name: tmp
   mountPath: /tmp
 {{- include "shoal.securityMounts" . }}
-{{- if eq .model.source "hub" }}
+{{- with .model }}
+{{- if eq .source "hub" }}
 - name: hub-cache
   mountPath: /var/cache/huggingface
-  {{- if include "shoal.awaitsDownload" . }}
+  {{- if include "shoal.awaitsDownload" $ }}
   readOnly: true
   {{- end }}
-{{- else if ne .model.source "embedded" }}
+{{- else if ne .source "embedded" }}
 - name: model
   mountPath: /models
   readOnly: true
+{{- end }}
 {{- end }}
 {{- end -}}
 
@@ -95,33 +100,35 @@ Where a part's model comes from. All take a context with `model` (_parts.tpl).
 - name: tmp
   emptyDir: {}
 {{- include "shoal.securityVolumes" . }}
-{{- if eq .model.source "hub" }}
+{{- with .model }}
+{{- if eq .source "hub" }}
 - name: hub-cache
-  {{- $claim := include "shoal.cacheClaim" . }}
-  {{- if include "shoal.awaitsDownload" . }}
+  {{- $claim := include "shoal.cacheClaim" $ }}
+  {{- if include "shoal.awaitsDownload" $ }}
   persistentVolumeClaim:
     claimName: {{ $claim }}
     readOnly: true
-  {{- else if and $claim (eq .service "worker") }}
+  {{- else if and $claim (eq $.service "worker") }}
   persistentVolumeClaim:
     claimName: {{ $claim }}
-  {{- else if eq .service "worker" }}
+  {{- else if eq $.service "worker" }}
   emptyDir:
-    sizeLimit: {{ .model.hub.cache.size }}
+    sizeLimit: {{ .hub.cache.size }}
   {{- else }}
-  # Tokenizers download a few small files.
+  # What has no weights downloads a few small files.
   emptyDir: {}
   {{- end }}
-{{- else if eq .model.source "pvc" }}
+{{- else if eq .source "pvc" }}
 - name: model
   persistentVolumeClaim:
-    claimName: {{ .model.pvc.claimName }}
+    claimName: {{ .pvc.claimName }}
     readOnly: true
-{{- else if eq .model.source "image" }}
+{{- else if eq .source "image" }}
 - name: model
   image:
-    reference: {{ .model.image.reference }}
-    pullPolicy: {{ .model.image.pullPolicy }}
+    reference: {{ .image.reference }}
+    pullPolicy: {{ .image.pullPolicy }}
+{{- end }}
 {{- end }}
 {{- end -}}
 

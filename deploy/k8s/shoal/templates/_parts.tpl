@@ -6,8 +6,11 @@ What a service consists of. `worker` describes one pool of workers and is what `
   pools       a part for each, `worker` with the pool's own values over it
   no models   one model, one tokenizer and one detokenizer part
   models      a tokenizer and a detokenizer part for each; every pool names its model
+  no detokenizers (detokenizer.enabled false)
+              the gateway decodes, so it has the model's files, too
 
-A part's context is {root, service, part, values, model}; each template of an object takes one.
+A part's context is {root, service, part, values, model}; each template of an object takes one. The
+gateway's has a model only where it decodes.
 */}}
 
 {{/* Sets `parts`, the contexts of a service's parts, in its argument. Takes {root, service}. */}}
@@ -16,7 +19,13 @@ A part's context is {root, service, part, values, model}; each template of an ob
 {{- $service := .service -}}
 {{- $values := index $root.Values $service -}}
 {{- $parts := list -}}
-{{- if and (eq $service "worker") $root.Values.pools -}}
+{{- $gatewayDecodes := not $root.Values.detokenizer.enabled -}}
+{{- if and (eq $service "detokenizer") $gatewayDecodes -}}
+{{- /* None. */ -}}
+{{- else if and (eq $service "gateway") $gatewayDecodes -}}
+{{- $name := include "shoal.decodedModel" $root -}}
+{{- $parts = append $parts (dict "root" $root "service" $service "part" "" "values" (merge (dict "model" $name) $values)) -}}
+{{- else if and (eq $service "worker") $root.Values.pools -}}
 {{- range $name, $pool := $root.Values.pools -}}
 {{- $merged := mergeOverwrite (deepCopy $values) (deepCopy (default dict $pool)) -}}
 {{- $parts = append $parts (dict "root" $root "service" $service "part" $name "values" $merged) -}}
@@ -28,10 +37,19 @@ A part's context is {root, service, part, values, model}; each template of an ob
 {{- else -}}
 {{- $parts = append $parts (dict "root" $root "service" $service "part" "" "values" $values) -}}
 {{- end -}}
-{{- if ne $service "gateway" -}}
+{{- if or (ne $service "gateway") $gatewayDecodes -}}
 {{- range $parts }}{{ include "shoal.setModel" . }}{{ end -}}
 {{- end -}}
 {{- $_ := set . "parts" $parts -}}
+{{- end -}}
+
+{{/* The key in `models` of the model that a gateway decodes for; empty where there are none. Takes the root. */}}
+{{- define "shoal.decodedModel" -}}
+{{- $names := keys .Values.models | sortAlpha -}}
+{{- if gt (len $names) 1 -}}
+{{- fail (printf "detokenizer.enabled false: a gateway decodes for one model, and models has %s" (join ", " $names)) -}}
+{{- end -}}
+{{- join "" $names -}}
 {{- end -}}
 
 {{/* Sets `model`, the values of the model that a part serves, in the part's context. */}}

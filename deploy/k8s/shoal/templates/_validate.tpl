@@ -7,6 +7,11 @@
 {{- $models := dict "root" $ -}}
 {{- include "shoal.setModels" $models -}}
 {{- range $models.models }}{{ include "shoal.validateModel" . }}{{ end -}}
+{{- with .Values.detokenizer -}}
+{{- if and .enabled (not .autoscaling.enabled) (eq (int .replicas) 0) -}}
+{{- fail "detokenizer.replicas 0 leaves nobody to decode: with detokenizer.enabled false the gateway does it" -}}
+{{- end -}}
+{{- end -}}
 {{- range $service := list "gateway" "tokenizer" "detokenizer" "worker" -}}
 {{- $found := dict "root" $ "service" $service -}}
 {{- include "shoal.setParts" $found -}}
