@@ -1,10 +1,7 @@
-"""A real Kubernetes API without nodes, and one node that is played.
+"""A real Kubernetes API without nodes, and helm on it.
 
 The API server, etcd and the controllers come from the directory that
-SHOAL_TEST_KUBE_DIR names, whose `up DIR API_PORT ETCD_PORT` starts them. The node
-binds pods, runs their container's command as a process of this machine with an
-address of its own in 127.0.0.0/8, asks the readiness probe, and reports the status;
-what a scheduler, a kubelet and a network do otherwise.
+SHOAL_TEST_KUBE_DIR names, whose `up DIR API_PORT ETCD_PORT` starts them.
 """
 
 from __future__ import annotations
@@ -12,25 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
-import shutil
 import signal
 import socket
 import subprocess
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import yaml
 
-from tests.deploy.charts import CHART, NAMESPACE, ROOT, SERVICES, find_helm
+from tests.deploy.charts import CHART, NAMESPACE, SERVICES
 
 Json = dict[str, Any]
-NODE = "played"
-PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 
 
 def _free_port() -> int:
@@ -41,26 +33,33 @@ def _free_port() -> int:
 
 
 class Cluster:
-    """The API server and its clients. `stop` ends every process it started."""
+    """The API server and its clients. `stop` ends every process it started.
 
-    def __init__(self, kube_dir: Path, directory: Path) -> None:
-        helm = find_helm()
-        assert helm is not None
+    `node_ip` is where pods reach the API server, beside its own 127.0.0.1 (`reachable`).
+    """
+
+    def __init__(self, kube_dir: Path, directory: Path, node_ip: str) -> None:
         self._up = kube_dir / "up"
-        self._helm = helm
         self.directory = directory
+        self.node_ip = node_ip
         self.port = _free_port()
         self._restarted: list[subprocess.Popen[bytes]] = []
-        path = f"{Path(helm).resolve().parent}:{os.environ['PATH']}"  # kubectl comes with helm
-        self._environment = {
-            **os.environ,
-            "PATH": path,
-            "KUBECONFIG": str(directory / "kubeconfig"),
-        }
+        self._environment = {**os.environ, "KUBECONFIG": str(directory / "kubeconfig")}
 
     def start(self) -> None:
+        self._make_certificate()
         self._run([str(self._up), str(self.directory), str(self.port), str(_free_port())])
         self.kubectl("create", "namespace", NAMESPACE)
+
+    def _make_certificate(self) -> None:
+        """The API server's, which it would make for itself without the node's address."""
+        self.ca_file.parent.mkdir()
+        key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+        names = f"subjectAltName=IP:127.0.0.1,IP:{self.node_ip}"
+        files = ["-keyout", str(self.ca_file.with_suffix(".key")), "-out", str(self.ca_file)]
+        self._run(
+            ["openssl", "req", "-x509", *key, "-subj", "/CN=kubernetes", "-addext", names, *files]
+        )
 
     def stop(self) -> None:
         for file in self.directory.glob("*.pid"):
@@ -68,6 +67,18 @@ class Cluster:
                 os.kill(int(file.read_text()), signal.SIGTERM)
         for process in self._restarted:
             process.wait(timeout=60)
+
+    @asynccontextmanager
+    async def reachable(self) -> AsyncIterator[None]:
+        """Within it the API server is at the node's address too, port 443."""
+
+        async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(ConnectionError):
+                upstream = await asyncio.open_connection("127.0.0.1", self.port)
+                await asyncio.gather(_copy(reader, upstream[1]), _copy(upstream[0], writer))
+
+        async with await asyncio.start_server(pass_on, self.node_ip, 443):
+            yield
 
     def restart_api_server(self) -> Callable[[], None]:
         """Kills the API server; the function returned starts it again."""
@@ -89,24 +100,9 @@ class Cluster:
     def kubectl(self, *arguments: str, input: str | None = None) -> str:
         return self._run(["kubectl", *arguments], input)
 
-    def helm(self, *arguments: str) -> str:
-        return self._run([self._helm, *arguments, f"--namespace={NAMESPACE}"])
-
-    def install(self, release: str, *arguments: str) -> str:
-        """Installs the chart and waits until every pod is ready; what helm said."""
-        return self._release("install", release, *arguments)
-
-    def upgrade(self, release: str, *arguments: str) -> str:
-        """Changes the values and waits for the new pods; what helm said."""
-        return self._release("upgrade", release, "--reuse-values", *arguments)
-
-    def _release(self, verb: str, release: str, *arguments: str) -> str:
-        # This API server knows no policy/v1 and no native grpc probes.
-        without = [f"--set={service}.podDisruptionBudget.enabled=false" for service in SERVICES]
-        if self._run([self._helm, "version", "--short"]).startswith("v4"):
-            without.append("--server-side=false")  # which its API server is too old for
-        waiting = ("--wait", "--timeout=90s", "--set=probes.type=http")
-        return self.helm(verb, release, str(CHART), *waiting, *without, *arguments)
+    def run_helm(self, binary: str, *arguments: str) -> str:
+        """Runs a helm on the namespace; what it said."""
+        return self._run([binary, *arguments, f"--namespace={NAMESPACE}"])
 
     def client(self) -> httpx.AsyncClient:
         """A client with every right."""
@@ -146,169 +142,72 @@ class Cluster:
         return done.stdout
 
 
-@dataclass
-class RunningPod:
-    """A pod's process and what the node last said of it."""
+class Release:
+    """A release of the chart, made by one helm."""
 
-    name: str
-    ip: str
-    labels: dict[str, str]
-    process: asyncio.subprocess.Process
-    probe: str  # URL; empty where the pod runs to its end
-    pre_stop: float
-    ready: bool = False
-    ending: asyncio.Task[None] | None = None
-
-
-class PlayedNode:
-    """Plays the scheduler, the kubelet and the network for one namespace."""
-
-    def __init__(self, cluster: Cluster, logs: Path) -> None:
+    def __init__(self, cluster: Cluster, helm: str, name: str) -> None:
         self._cluster = cluster
-        self._logs = logs
-        self._client = cluster.client()
-        self._probes = httpx.AsyncClient(trust_env=False, timeout=5)
-        self.pods: dict[str, RunningPod] = {}
-        self._num_addresses = 0
+        self._helm = helm
+        self.name = name
+        self.version = cluster.run_helm(helm, "version", "--short").strip()
 
-    async def run(self) -> None:
-        """Plays until cancelled; then kills what still runs."""
-        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}
-        await self._client.post("/api/v1/nodes", json=node)
-        try:
-            while True:
-                await self._sync()
-                await asyncio.sleep(0.2)  # a kubelet syncs by the clock, too
-        finally:
-            for pod in self.pods.values():
-                if pod.process.returncode is None:
-                    pod.process.kill()
-                await pod.process.wait()
-            await self._client.aclose()
-            await self._probes.aclose()
+    def install(self, *arguments: str) -> str:
+        """Installs the chart and waits until every pod is ready; what helm said."""
+        return self._deploy("install", *arguments)
 
-    async def _sync(self) -> None:
-        for item in (await self._client.get(PODS)).json()["items"]:
-            uid = item["metadata"]["uid"]
-            if uid not in self.pods and "deletionTimestamp" not in item["metadata"]:
-                self.pods[uid] = await self._start(item)
-            pod = self.pods.get(uid)
-            if pod is None:
-                continue
-            if "deletionTimestamp" in item["metadata"] and pod.ending is None:
-                pod.ending = asyncio.create_task(self._end(pod))
-            if not pod.probe:
-                await self._report_end(pod)
-                continue
-            ready = await self._probe(pod)
-            if ready != pod.ready:
-                pod.ready = ready
-                await self._report(pod)
+    def upgrade(self, *arguments: str) -> str:
+        """Changes the values and waits for the new pods; what helm said."""
+        return self._deploy("upgrade", "--reuse-values", *arguments)
 
-    async def _start(self, item: Json) -> RunningPod:
-        (container,) = item["spec"]["containers"]
-        self._num_addresses += 1
-        ip = f"127.77.{self._num_addresses // 250}.{self._num_addresses % 250 + 1}"
-        name = item["metadata"]["name"]
-        target = {"apiVersion": "v1", "kind": "Node", "name": NODE}
-        binding = {"metadata": {"name": name}, "target": target}
-        await self._client.post(f"{PODS}/{name}/binding", json=binding)
-        labels = item["metadata"]["labels"]
-        if "readinessProbe" not in container:  # the pod of `helm test`
-            return RunningPod(name, ip, labels, await self._run(item, container), "", 0)
-        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-        get = container["readinessProbe"]["httpGet"]
-        pod = RunningPod(
-            name,
-            ip,
-            labels,
-            await self._spawn(item, container, ip),
-            f"http://{ip}:{ports[get['port']]}{get['path']}",
-            float(container["lifecycle"]["preStop"]["exec"]["command"][1]),
-        )
-        await self._report(pod)
-        return pod
+    def say(self, verb: str, *arguments: str) -> str:
+        """Another verb of helm on the release."""
+        return self._cluster.run_helm(self._helm, verb, self.name, *arguments)
 
-    async def _run(self, item: Json, container: Json) -> asyncio.subprocess.Process:
-        """A command that ends by itself, with a cluster's DNS played in its arguments."""
-        _, *options = container["command"]
-        arguments = [await self._resolved(text) for text in container["args"]]
-        with (self._logs / f"{item['metadata']['name']}.log").open("wb") as log:
-            return await asyncio.create_subprocess_exec(
-                *(sys.executable, *options, *arguments), stdout=log, stderr=log
-            )
+    def _deploy(self, verb: str, *arguments: str) -> str:
+        # This API server knows no policy/v1 and no native grpc probes.
+        without = [f"--set={service}.podDisruptionBudget.enabled=false" for service in SERVICES]
+        if self.version.startswith("v4"):
+            without.append("--server-side=false")  # which its API server is too old for
+        waiting = ("--wait", "--timeout=90s", "--set=probes.type=http")
+        return self.say(verb, str(CHART), *waiting, *without, *arguments)
 
-    async def _resolved(self, url: str) -> str:
-        """A URL of a Service as that of one of its ready pods; other text as it is."""
-        match = re.fullmatch(r"(https?://)([a-z0-9-]+)(:[0-9]+)", url)
-        if match is None:
-            return url
-        path = f"/api/v1/namespaces/{NAMESPACE}/services/{match[2]}"
-        selector = (await self._client.get(path)).json()["spec"]["selector"]
-        ready = (pod for pod in self.pods.values() if pod.ready)
-        pod = next(pod for pod in ready if selector.items() <= pod.labels.items())
-        return f"{match[1]}{pod.ip}{match[3]}"
 
-    async def _spawn(self, item: Json, container: Json, ip: str) -> asyncio.subprocess.Process:
-        """The container's command on the pod's address, with the pod's service account."""
-        arguments = [argument.replace("0.0.0.0", ip) for argument in container["args"]]
-        # A limit that comes by the downward API is one core here.
-        variables = {e["name"]: e.get("value", "1") for e in container.get("env") or ()}
-        command = [sys.executable, "-m", "services", *arguments]
-        if item["spec"]["automountServiceAccountToken"]:
-            token = await self._cluster.service_account_token(item["spec"]["serviceAccountName"])
-            credentials = self._logs / item["metadata"]["name"]
-            credentials.mkdir()
-            (credentials / "token").write_text(token)
-            shutil.copy(self._cluster.ca_file, credentials / "ca.crt")
-            variables["KUBERNETES_SERVICE_HOST"] = "127.0.0.1"
-            variables["KUBERNETES_SERVICE_PORT"] = str(self._cluster.port)
-            place = "/run/secrets/kubernetes.io/serviceaccount"
-            mount = f"mount -t tmpfs tmpfs /run && mkdir -p {place} && cp {credentials}/* {place}"
-            command = ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh", *command]
-        log = (self._logs / f"{item['metadata']['name']}.log").open("wb")
-        with log:
-            return await asyncio.create_subprocess_exec(
-                *command,
-                cwd=ROOT,
-                env={**os.environ, **variables, "OMP_NUM_THREADS": "1"},
-                stdout=log,
-                stderr=log,
-            )
+@contextmanager
+def running(kube_dir: Path, directory: Path, node_ip: str) -> Iterator[Cluster]:
+    """A cluster, for as long as the context."""
+    cluster = Cluster(kube_dir, directory, node_ip)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
 
-    async def _probe(self, pod: RunningPod) -> bool:
-        try:
-            return (await self._probes.get(pod.probe)).status_code == 200
-        except httpx.HTTPError:
-            return False
 
-    async def _report(self, pod: RunningPod) -> None:
-        state = "True" if pod.ready else "False"
-        conditions = [{"type": kind, "status": state} for kind in ("Ready", "ContainersReady")]
-        status = {
-            "phase": "Running",
-            "podIP": pod.ip,
-            "podIPs": [{"ip": pod.ip}],
-            "conditions": conditions,
-        }
-        await self._patch_status(pod, status)
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Passes bytes on until there are no more."""
+    try:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    except ConnectionError:
+        pass  # the other end has gone, which is passed on too
+    finally:
+        writer.close()
 
-    async def _report_end(self, pod: RunningPod) -> None:
-        if pod.process.returncode is not None:
-            phase = "Failed" if pod.process.returncode else "Succeeded"
-            await self._patch_status(pod, {"phase": phase, "podIP": pod.ip})
 
-    async def _patch_status(self, pod: RunningPod, status: Json) -> None:
-        await self._client.patch(
-            f"{PODS}/{pod.name}/status",
-            json={"status": status},
-            headers={"Content-Type": "application/strategic-merge-patch+json"},
-        )
+async def until(holds: Callable[[], bool | Awaitable[bool]]) -> None:
+    """Waits a minute at most until what is asked holds."""
+    async with asyncio.timeout(60):
+        while True:
+            held = holds()
+            if held if isinstance(held, bool) else await held:
+                return
+            await asyncio.sleep(0.1)  # what is asked tells nobody when it changes
 
-    async def _end(self, pod: RunningPod) -> None:
-        """preStop, SIGTERM, and the object's end when the process has ended."""
-        await asyncio.sleep(pod.pre_stop)
-        with contextlib.suppress(ProcessLookupError):
-            pod.process.terminate()
-        await pod.process.wait()
-        await self._client.request("DELETE", f"{PODS}/{pod.name}", json={"gracePeriodSeconds": 0})
+
+async def answers_200(client: httpx.AsyncClient, path: str) -> bool:
+    """Whether a path of a server that may be away is answered with 200."""
+    try:
+        return (await client.get(path)).status_code == 200
+    except httpx.TransportError:
+        return False

@@ -1,158 +1,148 @@
-"""The chart on a real API server, and the gateway's watch of its EndpointSlices.
+"""The closed loop: the chart on a real API server, on a node whose pods are real processes.
 
-Needs SHOAL_TEST_KUBE_DIR (see `tests.deploy.cluster`), helm, kubectl and the right to
-make mount namespaces; skipped where one is missing.
+Needs SHOAL_TEST_KUBE_DIR (see `tests.deploy.cluster`), helm, kubectl, and root with `ip` and `nft`
+for the pods' network namespaces; skipped where one is missing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-import os
-import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
-from services.gateway.discovery.kubernetes import EndpointSlices, KubernetesApi, WatchTimes
-from tests.deploy.charts import CHART, NAMESPACE, find_helm
-from tests.deploy.cluster import Cluster, PlayedNode
-from tests.deploy.proxy import proxied
-from tests.gateway.discovery.fake_api import Json, endpoint, endpoint_slice
+from tests.deploy.charts import BACKENDS, NAMESPACE, find_helm
+from tests.deploy.cluster import Cluster, Json, Release, answers_200, running, until
+from tests.deploy.network import NetworkError, PodAddress, PodNetwork
+from tests.deploy.node import PlayedNode
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
 FAKE_MODEL = "--set-json=" + ",".join(
     [
-        *(f'{s}.extraArgs=["--model=byte"]' for s in ("tokenizer", "detokenizer", "worker")),
+        *(f'{s}.extraArgs=["--model=byte"]' for s in ("gateway", *BACKENDS)),
         'worker.config={"engine":"fake","fakeStepMs":10}',
     ]
 )
 OURS = "app.kubernetes.io/part-of=shoal"
-TIMES = WatchTimes(answer=5, first_retry=0.1, max_retry=0.5)
+CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 5)"
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    kube_dir = os.environ.get("SHOAL_TEST_KUBE_DIR")
-    if not kube_dir:
-        pytest.skip("SHOAL_TEST_KUBE_DIR names no directory with a Kubernetes API server")
-    if find_helm() is None or shutil.which("etcd") is None or shutil.which("unshare") is None:
-        pytest.skip("helm, etcd or unshare is missing")
-    cluster = Cluster(Path(kube_dir), tmp_path_factory.mktemp("kube"))
+def network() -> Iterator[PodNetwork]:
+    network = PodNetwork()
     try:
-        cluster.start()
+        network.open()
+    except NetworkError as error:
+        pytest.skip(f"no network namespaces can be made here: {error}")
+    yield network
+    network.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    kube_dir: Path, network: PodNetwork, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    with running(kube_dir, tmp_path_factory.mktemp("kube"), network.node_ip) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
-class Watch:
-    """A source, pulled all the time; `until` waits for a set."""
+@pytest.fixture(params=["helm", "helm4"])
+def release(request: pytest.FixtureRequest, cluster: Cluster) -> Release:
+    binary = find_helm(request.param)
+    if binary is None:
+        pytest.skip(f"there is no {request.param}; tools/get-helm.py gets it")
+    return Release(cluster, binary, request.param.replace("helm", "loop"))
 
-    def __init__(self, source: EndpointSlices) -> None:
-        self._source = source
-        self._changed = asyncio.Condition()
-        self.current: frozenset[str] | None = None
 
-    async def run(self) -> None:
-        async for addresses in self._source.watch():
-            async with self._changed:
-                self.current = addresses
-                self._changed.notify_all()
+@pytest.fixture
+async def node(cluster: Cluster, network: PodNetwork, tmp_path: Path) -> AsyncIterator[PlayedNode]:
+    node = PlayedNode(cluster, network, tmp_path)
+    playing = asyncio.create_task(node.run())
+    yield node
+    playing.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await playing  # raises what stopped the node, if something did
 
-    async def until(self, *expected: str) -> None:
-        async with asyncio.timeout(20), self._changed:
-            await self._changed.wait_for(lambda: self.current == frozenset(expected))
+
+async def test_streams_survive_the_life_of_a_release(
+    cluster: Cluster, release: Release, node: PlayedNode
+) -> None:
+    """Install, helm test, rolling restart, upgrade, rollback, a gateway that decodes, uninstall."""
+    print(f"helm {release.version}")
+    replicas = [f"--set={s}.replicas=1" for s in ("gateway", "tokenizer", "detokenizer")]
+    scaled = "--set=worker.replicas=2,drainSeconds=3"
+    said = await asyncio.to_thread(release.install, *replicas, scaled, FAKE_MODEL)
+    show(f"helm install {release.name} deploy/k8s/shoal", said)
+    async with _gateway(node) as client:
+        show(f"helm test {release.name}", await asyncio.to_thread(release.say, "test"))
+        undisturbed = await _stream(client, 200)
+        await _assert_only_the_paths_of_the_design(node)
+        async with _streaming_through(client, node, undisturbed):
+            show("kubectl rollout restart", await asyncio.to_thread(_restart, cluster, release))
+        async with _streaming_through(client, node, undisturbed):
+            said = await asyncio.to_thread(release.upgrade, "--set=worker.config.maxQueue=99")
+            show(f"helm upgrade {release.name} --set worker.config.maxQueue=99", said)
+        async with _streaming_through(client, node, undisturbed):
+            waiting = ("1", "--wait", "--timeout=90s")
+            show(
+                f"helm rollback {release.name} 1",
+                await asyncio.to_thread(release.say, "rollback", *waiting),
+            )
+    revisions = json.loads(await asyncio.to_thread(release.say, "history", "--output=json"))
+    assert [item["status"] for item in revisions] == ["superseded", "superseded", "deployed"]
+    assert revisions[-1]["description"] == "Rollback to 1"
+
+    said = await asyncio.to_thread(release.upgrade, "--set=detokenizer.enabled=false")
+    show(f"helm upgrade {release.name} --set detokenizer.enabled=false", said)
+    await until(lambda: not node.running("detokenizer"))
+    async with _gateway(node) as client:
+        assert await _stream(client, 200) == undisturbed
+    show(f"helm uninstall {release.name}", await asyncio.to_thread(release.say, "uninstall"))
+    kinds = "deployments,services,serviceaccounts,roles,rolebindings,networkpolicies,pods"
+    ours = ("get", kinds, f"--namespace={NAMESPACE}", "--output=name", "-l", OURS)
+    await until(lambda: cluster.kubectl(*ours).strip() == "")
 
 
 @asynccontextmanager
-async def watching(
-    cluster: Cluster, account: str, tmp_path: Path, url: str = ""
-) -> AsyncIterator[Watch]:
-    """Watches with a service account's token, at another URL where one is given."""
-    token = tmp_path / "token"
-    token.write_text(await cluster.service_account_token(account))
-    url = url or f"https://127.0.0.1:{cluster.port}"
-    api = KubernetesApi(url, token, cluster.ca_file if url.startswith("https") else None)
-    watch = Watch(EndpointSlices(api, NAMESPACE, "worker", "grpc", times=TIMES))
-    task = asyncio.create_task(watch.run())
-    try:
-        yield watch
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
+async def _gateway(node: PlayedNode) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the one gateway, when it finds all it needs."""
+    await until(lambda: len(node.running("gateway")) == 1)
+    (gateway,) = node.running("gateway")
+    url = f"http://{gateway.address.ip}:8000"
+    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=120) as client:
+        await until(lambda: answers_200(client, "/readyz"))
+        yield client
 
 
-async def _apply(cluster: Cluster, item: Json) -> None:
-    full = {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", **item}
-    path = f"/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices"
-    async with cluster.client() as client:
-        answer = await client.put(f"{path}/{item['metadata']['name']}", json=full)
-        if answer.status_code == 404:
-            answer = await client.post(path, json=full)
-        answer.raise_for_status()
+async def _assert_only_the_paths_of_the_design(node: PlayedNode) -> None:
+    """Under the chart's NetworkPolicies the gateway reaches the others and nobody else does; what
+    serves the gateway can open no connection."""
+    pods = {service: node.running(service)[0].address for service in ("gateway", *BACKENDS)}
+    for backend in BACKENDS:
+        assert await _connects(pods["gateway"], pods[backend], 50051)
+        assert not await _connects(pods[backend], pods["gateway"], 8000)
+        for other in BACKENDS:
+            if other != backend:
+                assert not await _connects(pods[backend], pods[other], 50051)
 
 
-@pytest.fixture(scope="module")
-def rights(cluster: Cluster) -> None:
-    """The chart's service accounts, role and binding, without its pods."""
-    files = ["gateway/serviceaccount", "gateway/role", "gateway/rolebinding"]
-    shown = [f"--show-only=templates/{file}.yaml" for file in [*files, "worker/serviceaccount"]]
-    objects = cluster.helm("template", "shoal", str(CHART), *shown)
-    cluster.kubectl("apply", f"--namespace={NAMESPACE}", "-f", "-", input=objects)
+async def _connects(start: PodAddress, end: PodAddress, port: int) -> bool:
+    """Whether a process at one address can open a connection to another."""
+    command = start.inside("python3", "-c", CONNECT, end.ip, str(port))
+    null = asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(*command, stderr=null)
+    return await process.wait() == 0
 
 
-async def test_streams_survive_the_life_of_a_release(cluster: Cluster, tmp_path: Path) -> None:
-    """Install, helm test, rolling restart, upgrade, rollback, uninstall; streams run through."""
-    node = PlayedNode(cluster, tmp_path)
-    playing = asyncio.create_task(node.run())
-    try:
-        replicas = [f"--set={s}.replicas=1" for s in ("gateway", "tokenizer", "detokenizer")]
-        scaled = "--set=worker.replicas=2,drainSeconds=3"
-        said = await asyncio.to_thread(cluster.install, "loop", *replicas, scaled, FAKE_MODEL)
-        show("helm install loop deploy/k8s/shoal", said)
-        gateway = next(pod for pod in node.pods.values() if "gateway" in pod.name)
-        url = f"http://{gateway.ip}:8000"
-        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=120) as client:
-            await _until(lambda: _answers_200(client, "/readyz"))
-            show("helm test loop", await asyncio.to_thread(cluster.helm, "test", "loop"))
-            undisturbed = await _stream(client, 200)
-
-            def upgrade() -> str:
-                return cluster.upgrade("loop", "--set=worker.config.maxQueue=99")
-
-            def roll_back() -> str:
-                return cluster.helm("rollback", "loop", "1", "--wait", "--timeout=90s")
-
-            async with _streaming_through(client, node, undisturbed):
-                show("kubectl rollout restart", await asyncio.to_thread(_restart, cluster))
-            async with _streaming_through(client, node, undisturbed):
-                show(
-                    "helm upgrade loop --set worker.config.maxQueue=99",
-                    await asyncio.to_thread(upgrade),
-                )
-            async with _streaming_through(client, node, undisturbed):
-                show("helm rollback loop 1", await asyncio.to_thread(roll_back))
-        history = await asyncio.to_thread(cluster.helm, "history", "loop", "--output=json")
-        revisions = json.loads(history)
-        assert [item["status"] for item in revisions] == ["superseded", "superseded", "deployed"]
-        assert revisions[-1]["description"] == "Rollback to 1"
-        show("helm uninstall loop", await asyncio.to_thread(cluster.helm, "uninstall", "loop"))
-        kinds = "deployments,services,serviceaccounts,roles,rolebindings,networkpolicies,pods"
-        ours = ("get", kinds, f"--namespace={NAMESPACE}", "--output=name", "-l", OURS)
-        await _until(lambda: cluster.kubectl(*ours).strip() == "")
-    finally:
-        playing.cancel()
-        await asyncio.wait([playing])
-
-
-def _restart(cluster: Cluster) -> str:
+def _restart(cluster: Cluster, release: Release) -> str:
     """Replaces every worker, one after the other; what kubectl said."""
-    worker = "deployment/loop-shoal-worker"
+    worker = f"deployment/{release.name}-shoal-worker"
     restart = cluster.kubectl("rollout", "restart", worker, f"--namespace={NAMESPACE}")
     wait = ("rollout", "status", worker, f"--namespace={NAMESPACE}", "--timeout=90s")
     return restart + cluster.kubectl(*wait)
@@ -169,10 +159,10 @@ async def _streaming_through(
     half_way = asyncio.Event()
     streams = [asyncio.create_task(_stream(client, 1500, half_way.set)) for _ in range(4)]
     await half_way.wait()
-    before = {pod.name for pod in node.pods.values() if "worker" in pod.name}
+    before = {pod.name for pod in node.running("worker")}
     yield
     texts = await asyncio.gather(*streams)
-    after = {pod.name for pod in node.pods.values() if "worker" in pod.name}
+    after = {pod.name for pod in node.running("worker")}
     assert len(after - before) == 2
     assert len(set(texts)) == 1
     assert texts[0].startswith(undisturbed)
@@ -184,85 +174,6 @@ async def _streaming_through(
 def show(command: str, said: str) -> None:
     """Prints a piece of the transcript."""
     print(f"$ {command}\n{said.strip()}\n")
-
-
-@pytest.mark.usefixtures("rights")
-async def test_other_service_accounts_may_not_watch(
-    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with watching(cluster, "shoal-worker", tmp_path) as watch:
-        await _until(lambda: any("answers 403" in r.getMessage() for r in caplog.records))
-        assert watch.current is None
-
-
-@pytest.mark.usefixtures("rights")
-async def test_a_dropped_watch_and_a_real_410_are_followed_by_a_list(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    async with (
-        proxied(cluster) as proxy,
-        watching(cluster, "shoal-gateway", tmp_path, proxy.url) as watch,
-    ):
-        await watch.until()
-        await _apply(cluster, endpoint_slice("worker-c", endpoint("10.0.1.1")))
-        await watch.until("10.0.1.1:50051")
-        lists = proxy.num_lists
-        proxy.drop()
-        await _apply(cluster, endpoint_slice("worker-c", endpoint("10.0.1.2")))
-        await watch.until("10.0.1.2:50051")
-        assert proxy.num_lists > lists
-
-        proxy.age_next_watch()
-        proxy.drop()
-        await _until(lambda: proxy.num_expired == 1)
-        await _apply(cluster, endpoint_slice("worker-c", endpoint("10.0.1.3")))
-        await watch.until("10.0.1.3:50051")
-        path = ("delete", f"--namespace={NAMESPACE}", "endpointslices", "worker-c")
-        await asyncio.to_thread(cluster.kubectl, *path)
-        await watch.until()
-
-
-# The last one: the controllers do not all outlive their API server.
-@pytest.mark.usefixtures("rights")
-async def test_endpoint_slices_of_a_real_api_server(cluster: Cluster, tmp_path: Path) -> None:
-    async with watching(cluster, "shoal-gateway", tmp_path) as watch:
-        await watch.until()
-        await _apply(cluster, endpoint_slice("worker-a", endpoint("10.0.0.1")))
-        await watch.until("10.0.0.1:50051")
-        both = [endpoint("10.0.0.1"), endpoint("10.0.0.2")]
-        await _apply(cluster, endpoint_slice("worker-a", *both))
-        await watch.until("10.0.0.1:50051", "10.0.0.2:50051")
-        leaving = [endpoint("10.0.0.1", ready=False, terminating=True), endpoint("10.0.0.2")]
-        await _apply(cluster, endpoint_slice("worker-a", *leaving))
-        await watch.until("10.0.0.2:50051")
-
-        start_again = cluster.restart_api_server()
-        await asyncio.sleep(1)  # an outage is a length of time
-        assert watch.current == frozenset({"10.0.0.2:50051"})
-        start_again()
-        async with cluster.client() as client:
-            await _until(lambda: _answers_200(client, "/readyz"))
-        await _apply(cluster, endpoint_slice("worker-b", endpoint("10.0.0.3")))
-        await watch.until("10.0.0.2:50051", "10.0.0.3:50051")
-
-        cluster.kubectl("delete", f"--namespace={NAMESPACE}", "endpointslices", "--all")
-        await watch.until()
-
-
-async def _until(holds: Callable[[], bool | Awaitable[bool]]) -> None:
-    async with asyncio.timeout(60):
-        while True:
-            held = holds()
-            if held if isinstance(held, bool) else await held:
-                return
-            await asyncio.sleep(0.1)  # what is asked tells nobody when it changes
-
-
-async def _answers_200(client: httpx.AsyncClient, path: str) -> bool:
-    try:
-        return (await client.get(path)).status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 async def _stream(

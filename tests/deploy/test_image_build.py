@@ -1,20 +1,23 @@
-"""The images of gateway and tokenizer, built and looked into. Takes minutes: SHOAL_FULL=1 only.
+"""The images, built, looked into and run as a fleet. Takes minutes: SHOAL_FULL=1 only.
 
-Needs buildah, and a base image: SHOAL_TEST_BASE_IMAGE, or the Dockerfile's own from its registry.
-Package indexes and their files that the host has are given to the build.
+Needs buildah, podman and runc, and a base image (see `tests.deploy.images`).
 """
 
 from __future__ import annotations
 
-import functools
+import asyncio
 import json
-import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
 
+import httpx
 import pytest
 
-from tests.deploy.charts import ROOT
+from tests.deploy.cluster import answers_200, until
+from tests.deploy.images import Container, Images, Unavailable, run
+from tests.deploy.network import NetworkError, PodNetwork
 from tests.full import FULL
 
 pytestmark = [
@@ -22,88 +25,104 @@ pytestmark = [
     pytest.mark.skipif(not FULL, reason="builds images: SHOAL_FULL=1"),
 ]
 
-MAX_BYTES = 400 * 10**6  # unpacked
-# As in containers themselves: the kernel's overlays and namespaces may not be there.
-ENVIRONMENT = {"BUILDAH_ISOLATION": "chroot", "STORAGE_DRIVER": "vfs"}
+MAX_BYTES = {"gateway": 400e6, "tokenizer": 400e6, "worker-cpu": 1400e6}  # unpacked
 LOOK = """
-import importlib.util, json, shutil, sys
-from services.common.model_files import resolve
+import importlib.util, json, shutil
 found = lambda names, find: [name for name in names if find(name)]
 print(json.dumps({
     "packages": found(["torch", "transformers", "pip", "services"], importlib.util.find_spec),
     "programs": found(["gcc", "cc", "g++", "pip", "tini", "shoal"], shutil.which),
+    "sbom": [part["name"] for part in json.load(open("/opt/shoal/sbom.cdx.json"))["components"]],
 }))
 """
+ENCODE = """
+from services.common.text.vocabulary import build_vocabulary
+print(build_vocabulary("").tokenizer.encode("Paris").ids)
+"""
+WRITE = "import os; print([d for d in ('/', '/opt/shoal', '/tmp') if os.access(d, os.W_OK)])"
 
 
-def _buildah(*arguments: str) -> str:
-    done = subprocess.run(
-        ["buildah", *arguments],
-        env={**os.environ, **ENVIRONMENT},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=1500,
-    )
-    if done.returncode:
-        raise AssertionError(
-            f"buildah {' '.join(arguments)}: {(done.stdout + done.stderr)[-2000:]}"
-        )
-    return done.stdout
-
-
-@functools.cache
-def _base() -> str:
-    """The base image's flag. Skips where it cannot be had."""
-    if shutil.which("buildah") is None:
-        pytest.skip("there is no buildah")
-    if given := os.environ.get("SHOAL_TEST_BASE_IMAGE"):
-        return f"--build-arg=BASE={given}"
-    default = "docker.io/library/debian:bookworm-slim"
+@pytest.fixture(scope="module")
+def images() -> Iterator[Images]:
     try:
-        _buildah("pull", "-q", default)
-    except AssertionError:
-        pytest.skip(f"{default} cannot be pulled, and SHOAL_TEST_BASE_IMAGE names no other")
-    return f"--build-arg=BASE={default}"
+        images = Images()
+    except Unavailable as error:
+        pytest.skip(str(error))
+    yield images
+    images.remove()
 
 
-@pytest.mark.parametrize("target", ["gateway", "tokenizer"])
-def test_an_image_is_small_and_can_do_its_work_alone(target: str) -> None:
-    base = _base()
-    name = f"shoal-test-{target}"
-    wheels = os.environ.get("SHOAL_TEST_WHEELS", "")
-    extra = [f"--volume={wheels}:{wheels}:ro"] if wheels else []
-    options = ["--format=docker", "--network=host", "--layers", f"--target={target}", base, *extra]
-    ignore = "--ignorefile=deploy/Dockerfile.dockerignore"
-    _buildah("bud", "-q", *options, ignore, "--file=deploy/Dockerfile", f"--tag={name}", ".")
-    (image,) = json.loads(_buildah("images", "--json", f"localhost/{name}"))
-    print(f"{target}: {image['size']} unpacked")
-    described = json.loads(_buildah("inspect", "--type=image", f"localhost/{name}"))["Docker"]
-    config = described["config"]
+@pytest.mark.parametrize("target", MAX_BYTES)
+def test_an_image_is_small_and_can_do_its_work_alone(images: Images, target: str) -> None:
+    config = images.config(target)
     assert config["User"] == "10001:10001"
     assert config["Entrypoint"] == ["/usr/bin/tini", "--", "shoal"]
     assert "readyz" in config["Healthcheck"]["Test"][-1]
     assert config["Labels"]["org.opencontainers.image.licenses"] == "Apache-2.0"
 
-    container = _buildah("from", "--pull-never", f"localhost/{name}").strip()
+    container = run("buildah", "from", "--pull-never", images.name(target)).strip()
     try:
-        assert _size(_buildah("mount", container).strip()) < MAX_BYTES
+        size = _size(run("buildah", "mount", container).strip())
+        print(f"{target}: {size / 1e6:.0f} MB unpacked")
+        assert size < MAX_BYTES[target]
 
-        def run(*command: str) -> str:
-            return _buildah("run", "--user=10001:10001", container, "--", *command)
+        def inside(*command: str) -> str:
+            return run("buildah", "run", "--user=10001:10001", container, "--", *command)
 
-        assert json.loads(run("python", "-c", LOOK)) == {
-            "packages": ["services"],
-            "programs": ["tini", "shoal"],
-        }
-        assert run("shoal", target, "--help").startswith(f"usage: shoal {target}")
-        if target == "tokenizer":  # whose embedded model is a header alone
-            code = "from services.common.text.vocabulary import build_vocabulary as b; "
-            code += "print(b('').tokenizer.encode('Paris').ids)"
-            assert json.loads(run("python", "-c", code))
+        worker = target.startswith("worker")
+        found = json.loads(inside("python", "-c", LOOK))
+        assert found["packages"] == (["torch"] if worker else []) + ["services"]
+        assert found["programs"] == ["tini", "shoal"]
+        assert {"grpcio", "protobuf"} <= set(found["sbom"])
+        assert ("torch" in found["sbom"]) == worker
+        service = target.partition("-")[0]
+        assert inside("shoal", service, "--help").startswith(f"usage: shoal {service}")
+        assert json.loads(inside("python", "-c", ENCODE))  # with the embedded model's header
     finally:
-        _buildah("rm", container)
+        run("buildah", "rm", container)
+
+
+async def test_the_images_serve_together_without_rights(images: Images) -> None:
+    """One pod's network each, a read-only root, no capabilities: the embedded model answers, the
+    HEALTHCHECKs pass, and SIGTERM ends each with status 0."""
+    for program in ("podman", "runc"):
+        if shutil.which(program) is None:
+            pytest.skip(f"there is no {program}")
+    network = PodNetwork()
+    try:
+        network.open()
+    except NetworkError as error:
+        pytest.skip(f"no network namespaces can be made here: {error}")
+    with ExitStack() as stack:
+        stack.callback(network.close)
+        pods = {target: network.add_pod() for target in MAX_BYTES}
+
+        def start(target: str, *arguments: str) -> Container:
+            place = f"ns:/run/netns/{pods[target].namespace}"
+            container = Container(images.name(target), *arguments, network=place)
+            stack.callback(container.remove)
+            return container
+
+        peers = [
+            f"--{service}-addresses={pods[target].ip}:50051"
+            for service, target in (("tokenizer", "tokenizer"), ("worker", "worker-cpu"))
+        ]
+        containers = {
+            "tokenizer": start("tokenizer"),
+            "worker-cpu": start("worker-cpu", "worker", "--num-threads=1"),
+            "gateway": start("gateway", "gateway", *peers),  # which decodes by itself
+        }
+        url = f"http://{pods['gateway'].ip}:8000"
+        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client:
+            await until(lambda: answers_200(client, "/readyz"))
+            body = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
+            answer = await client.post("/v1/chat/completions", json={**body, "temperature": 0})
+        assert "Paris" in answer.json()["choices"][0]["message"]["content"]
+        for target, container in containers.items():
+            assert container.healthy(), target
+            assert container.execute("id", "-u").strip() == "10001"
+            assert container.execute("python", "-c", WRITE).strip() == "['/tmp']"
+            assert await asyncio.to_thread(container.stop) == 0, target
 
 
 def _size(directory: str) -> int:
