@@ -5,7 +5,8 @@
 Each peer is a process of its own, in an environment of its own; they are asked in turn, and the
 median over the rounds counts. `bench/README.md` says how to install them. A single stream is
 128 new tokens after a prompt of 128, its prefill apart; streams are prompts of 128 tokens and 64
-new ones each, prefill included.
+new ones each, prefill included. Beside Shoal's engine alone stand whole fleets over HTTP, so that
+the table also tells what a fleet adds.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,8 +27,10 @@ from bench.engine_peers import models
 from bench.figures import machine
 from services.common import logs
 from services.common.config import option, parse
+from services.common.cores import available_cores
 
 HERE = Path(__file__).parent
+FLEET = ", fleet"  # ends the names of those measured over HTTP
 CLOCKS = {"seconds": "second", "cpu": "CPU second"}  # the second for a machine with other work
 Figures = dict[str, dict[str, list[float]]]  # by peer and load
 
@@ -39,6 +42,7 @@ class BenchConfig:
     ctranslate2: str = option("", "a Python that has CTranslate2; default: left out")
     openvino: str = option("", "a Python that has OpenVINO GenAI; default: left out")
     no_transformers: bool = option(False, "leave transformers out")
+    no_fleet: bool = option(False, "leave the fleets out, whose workers always take all cores")
     rounds: int = option(3, "times each load is measured; the median counts")
     threads: int = option(2, "CPU threads of each")
     loads: tuple[str, ...] = option(
@@ -122,6 +126,9 @@ def commands(config: BenchConfig) -> dict[str, list[str]]:
         f"shoal {kind}": script(sys.executable, "shoal", paths.gguf, threads, kind)
         for kind in ("none", "int8")
     }
+    if not config.no_fleet and config.threads == available_cores():
+        for kind in ("none", "int8"):
+            found[f"shoal {kind}{FLEET}"] = script(sys.executable, "fleet", paths.gguf, kind)
     if not config.no_transformers:
         found["transformers"] = script(sys.executable, "transformers", paths.hf, threads)
     for kind, converted in paths.ctranslate2.items():
@@ -155,22 +162,30 @@ def _speeds(peer: Peer, name: str) -> dict[str, float]:
 
 
 def table(figures: Figures, title: str) -> str:
-    """Medians, and below them Shoal's ratio to the best of the others."""
+    """Medians, and below them Shoal's ratio to the best of the others, and a fleet's to its
+    engine alone."""
     columns = list(next(iter(figures.values())))
     medians = {
         name: {column: statistics.median(values) for column, values in row.items()}
         for name, row in figures.items()
     }
-    lines = [f"{title:<26}" + "".join(f"{column:>16}" for column in columns)]
+    lines = [f"{title:<28}" + "".join(f"{column:>16}" for column in columns)]
     for name, row in medians.items():
-        lines.append(f"{name:<26}" + "".join(f"{row[column]:>16,.1f}" for column in columns))
+        lines.append(f"{name:<28}" + "".join(f"{row[column]:>16,.1f}" for column in columns))
     others = [row for name, row in medians.items() if not name.startswith("shoal")]
-    for name, row in medians.items() if others else ():
-        if name.startswith("shoal"):
-            best = {column: max(other[column] for other in others) for column in columns}
-            ratios = "".join(f"{row[column] / best[column]:>16.2f}" for column in columns)
-            lines.append(f"{name + ' / best peer':<26}" + ratios)
+    best = {column: max(row[column] for row in others) for column in columns} if others else None
+    for name, row in medians.items():
+        if best and name.startswith("shoal") and not name.endswith(FLEET):
+            lines.append(_ratios(f"{name} / best peer", row, best))
+    for name, row in medians.items():
+        engine = name.removesuffix(FLEET)
+        if engine != name and engine in medians:
+            lines.append(_ratios(f"{name} / alone", row, medians[engine]))
     return "\n".join(lines)
+
+
+def _ratios(title: str, row: Mapping[str, float], base: Mapping[str, float]) -> str:
+    return f"{title:<28}" + "".join(f"{row[column] / base[column]:>16.2f}" for column in base)
 
 
 def main(argv: list[str]) -> None:

@@ -8,6 +8,7 @@ meaning of any key. Tensor data is left to the `gguf` package.
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from collections.abc import Sequence
@@ -94,14 +95,25 @@ def read_header(path: Path) -> GgufHeader:
 
 
 def check_whole(path: Path) -> None:
-    """Raises StartupError if the file is not GGUF, or ends before its last tensor begins."""
+    """Raises StartupError if the file is not GGUF, or ends before its last tensor does."""
     header = read_header(path)
-    begins = max((offset for _, offset in header.tensor_places.values()), default=0)
-    if path.stat().st_size <= begins:
+    size = path.stat().st_size
+    end = max((_tensor_end(header, name) for name in header.tensor_places), default=0)
+    if size < end:
         raise StartupError(
-            f"{path} is cut short: {path.stat().st_size} bytes, and a tensor begins at {begins};"
-            " fetch it again"
+            f"{path} is cut short: {size} bytes, and its tensors end at {end}; fetch it again"
         )
+
+
+def _tensor_end(header: GgufHeader, name: str) -> int:
+    """Where a tensor's data ends in the file; of a type that `gguf` does not know, where it
+    begins."""
+    from gguf import GGML_QUANT_SIZES  # slow to import, and of all that is here this alone needs it
+
+    kind, begin = header.tensor_places[name]
+    block, block_bytes = GGML_QUANT_SIZES.get(kind, (1, 0))
+    count = math.prod(header.tensor_shapes[name])
+    return begin + count // block * block_bytes
 
 
 def _parse(path: Path, data: mmap.mmap) -> GgufHeader:

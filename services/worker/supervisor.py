@@ -13,7 +13,6 @@ import logging
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,6 +26,7 @@ from services.worker.command_queue import PIECE_BYTES, CommandQueue
 from services.worker.config import WorkerConfig, num_threads
 from services.worker.framing import CONFIG_ENV, SOCKET_ENV, read_message, write_message
 from services.worker.last_words import read_reason
+from services.worker.rank_command import rank_command
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ class Ranks:
         }
         # A session of its own: Ctrl-C in a terminal reaches the agent alone, which drains.
         self._process = await asyncio.create_subprocess_exec(
-            *self._command(),
+            *rank_command(self._config, self._module, self._directory),
             env=environment,
             stdin=asyncio.subprocess.DEVNULL,
             start_new_session=True,
@@ -208,38 +208,6 @@ class Ranks:
             with suppress(ProcessLookupError):  # it has just ended by itself
                 os.killpg(process.pid, signal.SIGKILL)
             await self._exited.wait()
-
-    def _command(self) -> list[str]:
-        config = self._config
-        if config.engine == "fake" and config.tp == 1:
-            return [sys.executable, "-m", self._module]  # needs no torch, so starts at once
-        return [
-            *(sys.executable, "-m", "services.worker.torchrun"),
-            f"--nproc-per-node={config.local_ranks}",
-            f"--nnodes={config.nnodes}",
-            *self._rendezvous(),
-            "--max-restarts=0",
-            "--monitor-interval=3",
-            f"--log-dir={self._directory}",
-            *("-m", self._module),
-        ]
-
-    def _rendezvous(self) -> list[str]:
-        """How the hosts' torchruns meet."""
-        config = self._config
-        if config.nnodes == 1:
-            return [
-                "--rdzv-backend=c10d",
-                "--rdzv-endpoint=localhost:0",
-                f"--rdzv-id=shoal-{os.getpid()}",
-                "--local-addr=localhost",  # no look-up of the host's own name
-            ]
-        return [
-            "--rdzv-backend=static",  # the hosts are numbered, so that rank 0 is where it serves
-            f"--rdzv-endpoint={config.rendezvous}",
-            f"--node-rank={config.node_rank}",
-            "--rdzv-id=shoal",
-        ]
 
     async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         assert self._server is not None

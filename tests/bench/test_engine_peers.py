@@ -31,7 +31,11 @@ def peer(tmp_path: Path, name: str, seconds: float) -> Peer:
 
 
 def test_peers_are_asked_in_turn_and_compared(tmp_path: Path) -> None:
-    peers = [peer(tmp_path, "shoal none", 0.0001), peer(tmp_path, "other", 0.0004)]
+    peers = [
+        peer(tmp_path, "shoal none", 0.0001),
+        peer(tmp_path, "shoal none, fleet", 0.0002),
+        peer(tmp_path, "other", 0.0004),
+    ]
     try:
         for one in peers:
             one.wait_ready()
@@ -42,7 +46,9 @@ def test_peers_are_asked_in_turn_and_compared(tmp_path: Path) -> None:
     assert set(figures["other"]) == {"single", *LOADS}
     assert figures["shoal none"]["single"][0] > 1.5 * figures["other"]["single"][0]
     lines = table(figures, "tokens a CPU second").splitlines()
-    assert [line.split("  ")[0] for line in lines[1:]] == [*figures, "shoal none / best peer"]
+    ratios = ["shoal none / best peer", "shoal none, fleet / alone"]
+    assert [line.split("  ")[0] for line in lines[1:]] == [*figures, *ratios]
+    assert float(lines[-1].split()[-1]) < 1
 
 
 def test_a_peer_that_ends_is_named(tmp_path: Path) -> None:

@@ -174,11 +174,19 @@ void prefill(const Pool& pool, const int32_t* pages, int start, int rows, const 
   std::vector<Running> state(size_t(group) * padded, Running{-INFINITY, 0.0f});
   for (int base = 0; base < start + rows; base += KEY_TILE) {
     const int count = std::min(KEY_TILE, start + rows - base);
-    for (int k = 0; k < KEY_TILE; ++k) {
-      const int position = base + std::min(k, count - 1);
-      const float* key = pool.at(pool.keys, pages, position);
-      values[k] = pool.at(pool.values, pages, position);
-      for (int d = 0; d < DIM; ++d) keys[d * KEY_TILE + k] = key[d];
+    for (int first = 0; first < KEY_TILE; first += LANES) {
+      const float* rows_of_keys[LANES];
+      for (int k = 0; k < LANES; ++k) {
+        const int position = base + std::min(first + k, count - 1);
+        rows_of_keys[k] = pool.at(pool.keys, pages, position);
+        values[first + k] = pool.at(pool.values, pages, position);
+      }
+      for (int d = 0; d < DIM; d += LANES) {
+        vec block[LANES];
+        for (int k = 0; k < LANES; ++k) block[k] = load(rows_of_keys[k] + d);
+        transpose(block);
+        for (int i = 0; i < LANES; ++i) store(keys + (d + i) * KEY_TILE + first, block[i]);
+      }
     }
     for (int h = 0; h < group; ++h) {
       // Rows before the tile's first key see none of it.
@@ -217,6 +225,7 @@ struct Task {
   int32_t row;
   int32_t kv_head;
   int32_t first;  // the tile's first query
+  int64_t cost;   // pairs of a query and a key
 };
 
 // A batch's rows and where their keys and values are, for one layer.
@@ -251,12 +260,18 @@ void attend(float* out, const float* query, int64_t query_stride, const Attentio
   for (int r = 0; r < rows; ++r) {
     offsets[r] = tokens;
     tokens += query_lens[r];
-    for (int q = 0; q < query_lens[r]; q += QUERY_TILE)
-      for (int h = 0; h < kv_heads; ++h) tasks.push_back({r, h, q});
+    for (int q = 0; q < query_lens[r]; q += QUERY_TILE) {
+      const int end = std::min(q + QUERY_TILE, query_lens[r]);
+      const int64_t cost = int64_t(end - q) * (a.starts[r] + end);
+      for (int h = 0; h < kv_heads; ++h) tasks.push_back({r, h, q, cost});
+    }
   }
+  // The largest first, so that no thread is left with one when the others are done.
+  std::stable_sort(tasks.begin(), tasks.end(),
+                   [](const Task& one, const Task& other) { return one.cost > other.cost; });
 #pragma omp parallel for schedule(dynamic)
   for (size_t t = 0; t < tasks.size(); ++t) {
-    const auto [row, kv_head, first] = tasks[t];
+    const auto [row, kv_head, first, cost] = tasks[t];
     const Pool pool{a.keys + kv_head * a.head_stride, a.values + kv_head * a.head_stride,
                     a.page_stride, a.slot_stride, a.page_size};
     const int32_t* pages = a.page_tables + row * a.table_stride;

@@ -184,10 +184,11 @@ inline void int8_linear(float* out, const float* x, const uint8_t* weights, cons
 #pragma omp parallel for collapse(2) schedule(static)
   for (int t = 0; t < tiles; ++t)
     for (int p = 0; p < panels; ++p) {
-      const int first = t * INT8_TILE, column = p * PANEL;
+      const auto [first, count] = tile_rows(rows, tiles, t);
+      const int column = p * PANEL;
       tile(q.values.get() + int64_t(first) * in, q.scales.get() + int64_t(first) * groups * 2,
            weights + int64_t(p) * in * PANEL, scales + int64_t(p) * groups * 2 * PANEL,
-           bias ? bias + column : nullptr, std::min(INT8_TILE, rows - first), groups,
+           bias ? bias + column : nullptr, count, groups,
            out + int64_t(first) * outputs + column, outputs, std::min(PANEL, outputs - column));
     }
 }

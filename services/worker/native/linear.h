@@ -47,6 +47,16 @@ inline void linear_tile(const float* x, const float* panel, const float* bias, i
   }
 }
 
+// The rows of tile t of `tiles`: all of nearly equal height, so that threads get equal shares.
+struct Span {
+  int first, count;
+};
+
+inline Span tile_rows(int rows, int tiles, int t) {
+  const int first = int(int64_t(rows) * t / tiles);
+  return {first, int(int64_t(rows) * (t + 1) / tiles) - first};
+}
+
 // x: [rows, in]; packed: [outputs / PANEL, in, PANEL], zeros past the last output;
 // bias: [outputs] or null; out: [rows, outputs].
 inline void linear(float* out, const float* x, const float* packed, const float* bias, int rows,
@@ -56,11 +66,11 @@ inline void linear(float* out, const float* x, const float* packed, const float*
 #pragma omp parallel for collapse(2) schedule(static)
   for (int t = 0; t < tiles; ++t)
     for (int p = 0; p < panels; ++p) {
-      const int first = t * ROW_TILE, column = p * PANEL;
+      const auto [first, count] = tile_rows(rows, tiles, t);
+      const int column = p * PANEL;
       linear_tile(x + int64_t(first) * in, packed + int64_t(p) * in * PANEL,
-                  bias ? bias + column : nullptr, std::min(ROW_TILE, rows - first), in,
-                  out + int64_t(first) * outputs + column, outputs,
-                  std::min(PANEL, outputs - column));
+                  bias ? bias + column : nullptr, count, in, out + int64_t(first) * outputs + column,
+                  outputs, std::min(PANEL, outputs - column));
     }
 }
 

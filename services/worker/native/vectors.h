@@ -47,6 +47,26 @@ inline vec exp_nonpositive(vec x) {
   return p * scale;
 }
 
+// Turns eight rows of eight into columns: neighbours, then pairs, then halves change places.
+inline void transpose(vec (&m)[LANES]) {
+  vec t[LANES];
+  for (int i = 0; i < LANES; i += 2) {
+    t[i] = __builtin_shufflevector(m[i], m[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+    t[i + 1] = __builtin_shufflevector(m[i], m[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+  }
+  for (int i = 0; i < LANES; i += 4) {
+    m[i] = __builtin_shufflevector(t[i], t[i + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+    m[i + 1] = __builtin_shufflevector(t[i], t[i + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+    m[i + 2] = __builtin_shufflevector(t[i + 1], t[i + 3], 0, 1, 8, 9, 4, 5, 12, 13);
+    m[i + 3] = __builtin_shufflevector(t[i + 1], t[i + 3], 2, 3, 10, 11, 6, 7, 14, 15);
+  }
+  for (int i = 0; i < LANES / 2; ++i) {
+    const vec low = m[i], high = m[i + LANES / 2];
+    m[i] = __builtin_shufflevector(low, high, 0, 1, 2, 3, 8, 9, 10, 11);
+    m[i + LANES / 2] = __builtin_shufflevector(low, high, 4, 5, 6, 7, 12, 13, 14, 15);
+  }
+}
+
 // A vector of `count` numbers, zeros after them, so that a tail takes the same path.
 inline vec load_part(const float* p, int count) {
   vec v = vec{};

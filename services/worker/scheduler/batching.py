@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,11 +16,20 @@ LAST_ID = -1  # the id most recently sampled for the slot, which the host may no
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A request's share of a batch: its next `length` positions."""
+class Rows:
+    """The requests of a batch in its order, and how many of its next positions each computes.
 
-    request: Request
-    length: int
+    The first `num_decode` decode: they compute one position and sample the next. The others
+    are chunks of prompts. Plain lists, since at hundreds of rows objects cost more than all else.
+    """
+
+    requests: list[Request]
+    lengths: list[int]
+    num_decode: int
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        return sum(self.lengths[self.num_decode :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,28 +50,25 @@ class InFlight:
 
 def build_batch(
     number: int,
-    rows: Sequence[Row],
+    rows: Rows,
     admissions: Sequence[Admission],
     slots: SlotTables,
     vocab_size: int,
 ) -> Batch:
-    """The batch of step `number`, its rows in the order given. Changes no request."""
-    requests = [row.request for row in rows]
-    lengths = [row.length for row in rows]
-    start = [request.num_computed for request in requests]
-    sample = [
-        request.num_computed + length == len(request.prompt_ids) + request.num_sampled
-        and request.num_sampled < request.sampling.max_tokens
-        for request, length in zip(requests, lengths, strict=True)
-    ]
+    """The batch of step `number`. Changes no request."""
+    requests = rows.requests
+    sample = [True] * rows.num_decode
+    for request, length in _chunks(rows):
+        end = request.num_computed + length
+        known = len(request.prompt_ids) + request.num_sampled
+        sample.append(end == known and request.num_sampled < request.sampling.max_tokens)
     slot_ids = np.array([request.slot for request in requests], np.int32)
-    assert all(request.table is not None for request in requests)
-    width = max(len(request.table.pages) for request in requests if request.table is not None)
+    width = max(request.num_pages for request in requests)
     return Batch(
         step=number,
         slots=slot_ids,
-        start=np.array(start, np.int32),
-        query_lens=np.array(lengths, np.int32),
+        start=np.array([request.num_computed for request in requests], np.int32),
+        query_lens=np.array(rows.lengths, np.int32),
         input_ids=_input_ids(rows),
         page_tables=slots.rows(slot_ids, width),
         sample=np.array(sample, np.bool_),
@@ -72,14 +78,14 @@ def build_batch(
     )
 
 
-def _input_ids(rows: Sequence[Row]) -> IntArray:
+def _input_ids(rows: Rows) -> IntArray:
     """The ids of all rows, one after the other; # [tokens]"""
-    ids = np.full(sum(row.length for row in rows), LAST_ID, np.int32)
-    offset = 0
-    for row in rows:
-        request = row.request
-        if request.num_computed < len(request.prefill_ids):
-            end = request.num_computed + row.length
-            ids[offset : offset + row.length] = request.prefill_ids[request.num_computed : end]
-        offset += row.length
-    return ids
+    parts = [np.full(rows.num_decode, LAST_ID, np.int32)]
+    for request, length in _chunks(rows):
+        parts.append(request.prefill_ids[request.num_computed : request.num_computed + length])
+    return np.concatenate(parts)
+
+
+def _chunks(rows: Rows) -> Iterator[tuple[Request, int]]:
+    """The rows that are chunks of prompts, each with its length."""
+    return zip(rows.requests[rows.num_decode :], rows.lengths[rows.num_decode :], strict=True)

@@ -111,8 +111,9 @@ class Request:
         launched       |<----- num_computed ------>|            positions in some batch
         outputs                                |<- num_sampled ->|  those in flight included
 
-    A request prefills while num_computed < len(prefill_ids): its ids when it was queued,
-    which after a preemption include outputs. From there on each step computes one token.
+    A request prefills while num_computed < num_prefill, the number of its prefill_ids: its ids
+    when it was queued, which after a preemption include outputs. From there on each step
+    computes one token. What every step asks of every request is an attribute of its own.
     """
 
     __slots__ = (
@@ -124,6 +125,8 @@ class Request:
         "matcher",
         "min_tokens",
         "num_computed",
+        "num_pages",
+        "num_prefill",
         "num_sampled",
         "output_ids",
         "prefill_ids",
@@ -176,7 +179,7 @@ class Request:
 
     @property
     def prefilling(self) -> bool:
-        return self.num_computed < len(self.prefill_ids)
+        return self.num_computed < self.num_prefill
 
     @property
     def admission(self) -> Admission:
@@ -194,9 +197,11 @@ class Request:
         self.state = State.WAITING
         self.slot = -1
         self.table: PageTable | None = None
+        self.num_pages = 0  # of the table
         # With no more to come the prompt alone counts: the outputs may be more than fit.
         goes_on = 0 < len(self.output_ids) < self.sampling.max_tokens
         self.prefill_ids = self.token_ids if goes_on else self.prompt_ids
+        self.num_prefill = len(self.prefill_ids)
         self.num_computed = 0
         self.num_sampled = len(self.output_ids)
         wanted = self.sampling.prompt_logprobs is not None and self.cached_tokens is None
@@ -206,8 +211,9 @@ class Request:
     def ending(self) -> FinishReason | None:
         """Why the outputs so far are all there will be; None if more are to come."""
         count = len(self.output_ids)
-        # A grammar may end before min_tokens, and then nothing but a stop id was allowed.
-        early = count <= self.min_tokens and self.matcher is None
-        if count and not early and self.output_ids[-1] in self.stop_ids:
-            return FinishReason.STOP
+        if count and self.output_ids[-1] in self.stop_ids:
+            # A grammar may end before min_tokens, and then nothing but a stop id was allowed.
+            early = count <= self.min_tokens and self.matcher is None
+            if not early:
+                return FinishReason.STOP
         return FinishReason.LENGTH if count >= self.sampling.max_tokens else None

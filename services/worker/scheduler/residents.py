@@ -39,18 +39,17 @@ class Residents:
         """Running requests, in order of admission."""
         return self._running.values()
 
-    def decoding(self) -> list[Request]:
-        """Running requests whose next step computes one token and samples the next."""
-        return [
-            request
-            for request in self._running.values()
-            if request.num_computed >= len(request.prefill_ids)
-            and request.num_sampled < request.sampling.max_tokens
-        ]
-
-    def prefilling(self) -> list[Request]:
-        """Running requests with ids yet to be computed."""
-        return [request for request in self._running.values() if request.prefilling]
+    def split(self) -> tuple[list[Request], list[Request]]:
+        """The running requests whose next step computes one token and samples the next, and
+        those with ids yet to be computed."""
+        decoding: list[Request] = []
+        prefilling: list[Request] = []
+        for request in self._running.values():
+            if request.num_computed < request.num_prefill:
+                prefilling.append(request)
+            elif request.num_sampled < request.sampling.max_tokens:
+                decoding.append(request)
+        return decoding, prefilling
 
     def admit(self, request: Request) -> bool:
         """Gives a waiting request a slot and the pages of its known ids, cached ones first.
@@ -75,20 +74,25 @@ class Residents:
         assert extended
         request.state = State.RUNNING
         request.table = table
+        request.num_pages = len(table.pages)
         request.slot = self.slots.acquire(table.pages)
         request.num_computed = table.num_shared * self._page_size
         self._running[request.handle] = request
         return True
 
+    def without_room(self, requests: Iterable[Request]) -> list[Request]:
+        """Those whose pages do not hold the token after those computed."""
+        size = self._page_size
+        return [r for r in requests if r.num_computed >= r.num_pages * size]
+
     def extend(self, request: Request) -> bool:
         """Makes room for the token after those computed; False if the pool has none."""
         table = request.table
         assert table is not None
-        if request.num_computed < len(table.pages) * self._page_size:
-            return True
         if not self.kv.extend(table, request.num_computed + 1):
             return False
-        self.slots.write(request.slot, len(table.pages) - 1, table.pages[-1:])
+        request.num_pages = len(table.pages)
+        self.slots.write(request.slot, request.num_pages - 1, table.pages[-1:])
         return True
 
     def victim(self) -> Request:
@@ -153,3 +157,4 @@ class Residents:
         self.kv.free(self.kv.close(table))
         self.slots.release(request.slot)
         request.table = None
+        request.num_pages = 0

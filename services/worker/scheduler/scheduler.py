@@ -20,10 +20,11 @@ from dataclasses import replace
 from typing import Literal
 
 from services.common.errors import DeadlineExceeded, Overloaded, ShoalError
-from services.worker.core import Admission, Engine, EngineInfo, FinishReason, StepResult
+from services.worker.core import Engine, EngineInfo, FinishReason, StepResult
 from services.worker.scheduler import intake
-from services.worker.scheduler.batching import InFlight, Row, build_batch
+from services.worker.scheduler.batching import InFlight, Rows, build_batch
 from services.worker.scheduler.masks import fill_masks
+from services.worker.scheduler.planner import Planner
 from services.worker.scheduler.policy import Policy
 from services.worker.scheduler.request import (
     Commands,
@@ -62,13 +63,11 @@ class Scheduler:
         self._policy = Policy(schedule, info.max_prefill_tokens)
         self._residents = Residents(info, max_running_requests, cache)
         self._waiting = WaitingQueue(self._least_time)
+        self._planner = Planner(self._policy, self._residents, self._waiting, self.counters)
         self._requests: dict[int, Request] = {}  # live ones, by handle
         self._in_flight: deque[InFlight] = deque()
-        self._admissions: list[Admission] = []  # of the batch being built
-        self._started: list[tuple[int, int]] = []  # in the batch being built, for the first time
         self._num_submitted = 0
         self._had_work = False  # when the last step ended
-        self._queue_stuck = False  # the last schedule left somebody waiting
         self._last_finish: float | None = None
         self._finish_interval = 0.0  # seconds between two finishes, smoothed
         self._now = 0.0
@@ -87,15 +86,15 @@ class Scheduler:
         output = StepOutput()
         self._now = now
         self._take(commands, output)
-        rows = self._schedule()
+        rows = self._planner.plan(in_flight=bool(self._in_flight))
         if rows is None:  # out of pages: what is in flight may free some, or be preempted then
             self._process_in_flight(output, keep=0)
-            rows = self._schedule()
+            rows = self._planner.plan(in_flight=False)
         assert rows is not None, "with nothing in flight somebody can always be preempted"
-        if rows:
+        if rows.requests:
             self._launch(rows)
-        output.started, self._started = self._started, []
-        self._process_in_flight(output, keep=1 if rows and self._overlap else 0)
+        output.started, self._planner.started = self._planner.started, []
+        self._process_in_flight(output, keep=1 if rows.requests and self._overlap else 0)
         self._had_work = not self.idle
         return output
 
@@ -183,7 +182,7 @@ class Scheduler:
 
     def _check_room(self) -> None:
         """Raises Overloaded if the queue is full. What a free slot awaits does not queue."""
-        free_slots = 0 if self._queue_stuck else self._residents.slots.num_free
+        free_slots = 0 if self._planner.stuck else self._residents.slots.num_free
         if len(self._waiting) < self._max_queue + free_slots:
             return
         retry_after = min(max(len(self._waiting) * self._finish_interval, 1.0), 60.0)
@@ -203,94 +202,27 @@ class Scheduler:
         num_steps = max(request.min_tokens - len(request.output_ids), 0)
         return 0.5 * (prefill + num_steps * (pace.decode_time or 0.0))
 
-    # --- schedule ---
-
-    def _schedule(self) -> list[Row] | None:
-        """The rows of the next batch: decode rows, then chunks, each in order of admission.
-
-        Empty if there is nothing to do; None if pages ran out while a batch is in flight.
-        """
-        decoding = self._residents.decoding()
-        prefilling = self._residents.prefilling()
-        waits = bool(prefilling) or len(self._waiting) > 0
-        quota = self._policy.quota(len(decoding), prefill_waits=waits)
-        rows: list[Row] | None = []
-        if quota.decode:
-            rows = self._decode_rows(decoding)
-        if rows is not None:
-            rows += self._prefill_rows(prefilling, quota.prefill_tokens)
-            self._queue_stuck = len(self._waiting) > 0
-            if not rows:  # the prompts that wait do not fit now
-                rows = self._decode_rows(decoding)
-        return rows
-
-    def _decode_rows(self, decoding: list[Request]) -> list[Row] | None:
-        """One token of each request, after making room for it, by preemption if need be.
-
-        None if that takes preemption and a batch is in flight: what it writes to must not be
-        given away under it.
-        """
-        for request in decoding:
-            while request.state is State.RUNNING and not self._residents.extend(request):
-                if self._in_flight:
-                    return None
-                victim = self._residents.victim()
-                self._residents.preempt(victim)
-                self._waiting.push(victim)
-                self.counters.num_preempted += 1
-        return [Row(request, 1) for request in decoding if request.state is State.RUNNING]
-
-    def _prefill_rows(self, begun: list[Request], budget: int) -> list[Row]:
-        """Chunks of prompts within the budget: of those begun, then of newly admitted ones."""
-        rows: list[Row] = []
-        # A preemption for decode rows may have taken one of those begun.
-        queue = deque(request for request in begun if request.state is State.RUNNING)
-        while budget > 0:
-            request = queue.popleft() if queue else self._admit()
-            if request is None:
-                break
-            length = min(budget, len(request.prefill_ids) - request.num_computed)
-            rows.append(Row(request, length))
-            budget -= length
-        return rows
-
-    def _admit(self) -> Request | None:
-        """Admits the next waiting request, if there is room; nobody behind it is let past."""
-        request = self._waiting.peek()
-        if request is None or not self._residents.admit(request):
-            return None
-        self._waiting.remove(request)
-        self._admissions.append(request.admission)
-        if request.cached_tokens is None:
-            request.cached_tokens = min(request.num_computed, len(request.prompt_ids) - 1)
-            self.counters.num_prefix_query_tokens += len(request.prompt_ids)
-            self.counters.num_prefix_hit_tokens += request.cached_tokens
-            self._started.append((request.handle, request.cached_tokens))
-        return request
-
     # --- launch ---
 
-    def _launch(self, rows: list[Row]) -> None:
+    def _launch(self, rows: Rows) -> None:
         self.counters.num_steps += 1
         number = self.counters.num_steps
         batch = build_batch(
-            number, rows, self._admissions, self._residents.slots, self.info.vocab_size
+            number, rows, self._planner.admissions, self._residents.slots, self.info.vocab_size
         )
-        self._admissions.clear()
-        sampled = batch.sample.tolist()
-        num_prefill_tokens = 0
-        for row, samples in zip(rows, sampled, strict=True):
-            request = row.request
-            if request.prefilling:
-                num_prefill_tokens += row.length
-            request.num_computed += row.length
+        self._planner.admissions.clear()
+        ends: list[int] = (batch.start + batch.query_lens).tolist()
+        sampled: list[bool] = batch.sample.tolist()
+        for request, end, samples in zip(rows.requests, ends, sampled, strict=True):
+            request.num_computed = end
             request.num_sampled += samples
             request.last_step = number
+        num_prefill_tokens = rows.num_prefill_tokens
         self.counters.num_prefill_tokens += num_prefill_tokens
         launched = InFlight(
             number,
-            requests=[row.request for row in rows],
-            ends=[row.request.num_computed for row in rows],
+            requests=rows.requests,
+            ends=ends,
             sampled=sampled,
             num_tokens=batch.num_tokens,
             num_prefill_tokens=num_prefill_tokens,
@@ -337,30 +269,39 @@ class Scheduler:
         batch.masks.set_filled()
 
     def _take_result(self, batch: InFlight, result: StepResult, output: StepOutput) -> None:
-        token_ids = result.token_ids.tolist()
+        token_ids: list[int] = result.token_ids.tolist()
+        before = len(output.tokens)
         for row, request in enumerate(batch.requests):
             if request.state is State.ENDED:
                 continue  # a row too many, of a request that ended a step before
             end = batch.ends[row]
-            if end <= len(request.prefill_ids):
-                self._residents.store_prefix(request, end)
-                if request.prompt_logprobs is not None:
-                    self._take_prompt_logprobs(request, end, result, row, output)
+            if end <= request.num_prefill:
+                self._take_chunk(request, end, result, row, output)
             if batch.sampled[row]:
-                request.output_ids.append(token_ids[row])
+                token_id = token_ids[row]
+                request.output_ids.append(token_id)
                 if request.matcher is not None:
-                    request.matcher.advance(token_ids[row])
-                output.tokens.append((request.handle, token_ids[row]))
-                self.counters.num_output_tokens += 1
-                if row in result.logprobs:
+                    request.matcher.advance(token_id)
+                output.tokens.append((request.handle, token_id))
+                if result.logprobs and row in result.logprobs:
                     entries = output.logprobs.setdefault(request.handle, [])
                     entries.append(result.logprobs[row])
-            elif end < len(request.prefill_ids):
-                output.prefilled.append((request.handle, end))
+            elif end < request.num_prefill:
                 continue  # a chunk in the middle of a prompt
             reason = request.ending()
             if reason is not None:
                 self._end(request, reason, output)
+        self.counters.num_output_tokens += len(output.tokens) - before
+
+    def _take_chunk(
+        self, request: Request, end: int, result: StepResult, row: int, output: StepOutput
+    ) -> None:
+        """Takes in that a prompt is computed up to `end`."""
+        self._residents.store_prefix(request, end)
+        if request.prompt_logprobs is not None:
+            self._take_prompt_logprobs(request, end, result, row, output)
+        if end < request.num_prefill:
+            output.prefilled.append((request.handle, end))
 
     def _take_prompt_logprobs(
         self, request: Request, end: int, result: StepResult, row: int, output: StepOutput
