@@ -23,7 +23,8 @@ from services.common.process import child_environment
 # The flags of each benchmark in its shortest form. The order is that of a run.
 QUICK: dict[str, tuple[str, ...]] = {
     "wire": ("--scale=0.05", "--short-requests=128", "--streams=1,16"),
-    "engine_peers": ("--loads=single",),
+    "engine_peers": ("--loads=single", "--no-fleet"),
+    "roofline": ("--prompt=64", "--rows=2", "--context=64"),
     "growth": ("--streams=1,16,64", "--idle-streams=100"),
     "gateways": ("--streams=16", "--requests=32", "--max-tokens=32"),
     "encode": ("--seconds=0.3",),

@@ -16,20 +16,18 @@ limits take turns; a share is the median over the rounds of limit / engine.
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from bench.engine import Row, machine, table
+from bench.figures import OWN, Rounds, finish
 from services.common import logs
 from services.common.config import option, parse
 from services.common.model_files import resolve
@@ -37,7 +35,7 @@ from services.worker.attention.base import AttentionMetadata
 from services.worker.attention.native import NativeBackend
 from services.worker.attention.pool import KvPool
 from services.worker.config import WorkerConfig, num_threads
-from services.worker.core import Batch
+from services.worker.core import Batch, IntArray
 from services.worker.engine.loading import load_model, read_model_config
 from services.worker.engine.sampler import Sampler
 from services.worker.engine.steps import StepRunner
@@ -172,7 +170,7 @@ class Attention:
             values.sum()
 
 
-def rows_batch(rows: int, start: int, length: int, pages: np.ndarray) -> Batch:  # type: ignore[type-arg]
+def rows_batch(rows: int, start: int, length: int, pages: IntArray) -> Batch:
     """Rows of `length` tokens from a position on; pages: [rows, pages a row]"""
     return Batch(
         step=0,
@@ -193,39 +191,25 @@ class Comparison:
     engine: Timed
     limits: dict[str, Timed]
     repeats: int
-    scale: float = 1.0  # of the times: one over the layers that a run has
+    parts: int = 1  # equal ones, of which a run does so many: one is told
 
-    def row(self, rounds: int) -> Row:
-        """Medians in milliseconds, and the share of the best limit."""
-        self._seconds(self.engine)  # pages touched, threads started
-        engine: list[float] = []
-        limits: dict[str, list[float]] = {name: [] for name in self.limits}
-        for _ in range(rounds):
-            engine.append(self._seconds(self.engine))
-            for name, limit in self.limits.items():
-                limits[name].append(self._seconds(limit))
-        best = min(limits.values(), key=statistics.median)
-        shares = [limit / own for own, limit in zip(engine, best, strict=True)]
-        return {
-            "engine ms": 1000 * statistics.median(engine),
-            "limit ms": 1000 * statistics.median(best),
-            "share": statistics.median(shares),
-            "least share": min(shares),
-            "most share": max(shares),
-        }
+    def measure(self, name: str, rounds: Rounds) -> None:
+        """One round: the engine and its limits in turn."""
+        for system, timed in {OWN: self.engine, **self.limits}.items():
+            rounds.add(system, name, self._milliseconds(timed))
 
-    def _seconds(self, timed: Timed) -> float:
-        """The median of a round's runs."""
+    def _milliseconds(self, timed: Timed) -> float:
+        """The median of the runs."""
         times = []
         for _ in range(self.repeats):
             started = time.perf_counter()
             timed()
             times.append(time.perf_counter() - started)
-        return self.scale * statistics.median(times)
+        return 1000 * statistics.median(times) / self.parts
 
 
-def compare(config: BenchConfig) -> dict[str, Row]:
-    """Every share, by name. Raises SystemExit where there are no native kernels."""
+def compare(config: BenchConfig) -> Rounds:
+    """Milliseconds of all, round by round. Raises SystemExit where there are no native kernels."""
     torch.set_num_threads(num_threads(WorkerConfig(num_threads=config.num_threads)))
     kernels = Kernels.load()
     if kernels is None:
@@ -233,31 +217,47 @@ def compare(config: BenchConfig) -> dict[str, Row]:
     model = read_model_config(resolve(config.model))
     engine, products = Engine(config, kernels), Products(model)
     attention = Attention(config, model, kernels)
+    prefill = partial(engine.prefill, config.prompt)
     comparisons = {
         "decode": Comparison(engine.decode, products.kinds(1), 20),
-        "prefill": Comparison(
-            partial(engine.prefill, config.prompt), products.kinds(config.prompt), 1
-        ),
-        "attention": Comparison(attention.attend, {"sum": attention.read}, 5, 1 / LAYERS),
+        "prefill": Comparison(prefill, products.kinds(config.prompt), 1),
+        "attention": Comparison(attention.attend, {"sum": attention.read}, 5, LAYERS),
     }
+    rounds = Rounds()
     with torch.inference_mode():
-        return {name: comparison.row(config.rounds) for name, comparison in comparisons.items()}
+        for name, comparison in comparisons.items():
+            comparison.measure(name, Rounds())  # touches pages and starts threads
+            for _ in range(config.rounds):
+                comparison.measure(name, rounds)
+    return rounds
+
+
+def shares(rounds: Rounds) -> dict[str, float]:
+    """The share of its best limit that the engine reaches, by measure."""
+    found = {}
+    for name in rounds.measures:
+        limits = {
+            system: milliseconds
+            for system in rounds.systems
+            if system != OWN and (milliseconds := rounds.median(system, name)) is not None
+        }
+        best = min(limits, key=limits.__getitem__)
+        share = rounds.ratio(best, OWN, name)
+        assert share is not None
+        found[name] = share
+    return found
 
 
 def main(argv: list[str]) -> None:
     """Measures, prints, and writes the figures to a file if one is named."""
     config = parse(BenchConfig, argv, prog="bench.roofline", description=__doc__ or "")
     logs.setup("bench", level="warning")
-    facts = machine()
-    print(", ".join(f"{key} {value}" for key, value in facts.items()))
-    figures = compare(config)
-    print(table("share of the limit", figures))
-    for name, bar in BARS.items():
-        met = "met" if figures[name]["share"] >= bar else "missed"
-        print(f"{name}: aim at least {bar}: {met}")
-    if config.json:
-        report = {"machine": facts, "config": vars(config), "figures": figures}
-        Path(config.json).write_text(json.dumps(report, indent=2) + "\n")
+    rounds = compare(config)
+    print("milliseconds")
+    finish("roofline", config, rounds)
+    for name, share in shares(rounds).items():
+        met = "met" if share >= BARS[name] else "missed"
+        print(f"{name}: {share:.2f} of the limit; aim at least {BARS[name]}: {met}")
 
 
 if __name__ == "__main__":

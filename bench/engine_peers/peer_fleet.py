@@ -10,6 +10,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from protocol import answer
 
+from bench.cpu import of_family
 from services.client.connection import Origin, Pool
 from services.common import logs
 from services.fleet.config import FleetConfig
@@ -51,13 +53,6 @@ async def complete(pool: Pool, prompt: Sequence[int], max_new: int) -> range:
     return range(done.tokens)
 
 
-def cpu() -> float:
-    """CPU seconds of all processes so far."""
-    root = psutil.Process()
-    times = [one.cpu_times() for one in (root, *root.children(recursive=True))]
-    return sum(spent.user + spent.system for spent in times)
-
-
 with asyncio.Runner() as runner:
     fleet = LocalFleet(config)
     runner.run(fleet.start())
@@ -71,6 +66,6 @@ with asyncio.Runner() as runner:
 
         return runner.run(gather())
 
-    answer(generate, cpu)
+    answer(generate, partial(of_family, psutil.Process()))
     pool.close()
     runner.run(fleet.stop())

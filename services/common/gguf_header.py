@@ -111,6 +111,8 @@ def _tensor_end(header: GgufHeader, name: str) -> int:
     from gguf import GGML_QUANT_SIZES  # slow to import, and of all that is here this alone needs it
 
     kind, begin = header.tensor_places[name]
+    block: int
+    block_bytes: int
     block, block_bytes = GGML_QUANT_SIZES.get(kind, (1, 0))
     count = math.prod(header.tensor_shapes[name])
     return begin + count // block * block_bytes

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.engine_peers.__main__ import HERE, LOADS, BenchConfig, Peer, measure, table
+from bench.engine_peers.__main__ import HERE, LOADS, BenchConfig, Load, Peer, measure, table
+from services.common.model_files import resolve
 
 ECHO = """
 import sys, time
@@ -49,6 +50,18 @@ def test_peers_are_asked_in_turn_and_compared(tmp_path: Path) -> None:
     ratios = ["shoal none / best peer", "shoal none, fleet / alone"]
     assert [line.split("  ")[0] for line in lines[1:]] == [*figures, *ratios]
     assert float(lines[-1].split()[-1]) < 1
+
+
+@pytest.mark.integration
+def test_a_whole_fleet_is_a_peer() -> None:
+    command = [sys.executable, str(HERE / "peer_fleet.py"), str(resolve("").path), "none"]
+    fleet = Peer("shoal none, fleet", command, BenchConfig())
+    try:
+        fleet.wait_ready()
+        times = fleet.times(Load(prompts=2, length=5, new=3))
+    finally:
+        fleet.close()
+    assert 0 < times["seconds"] < times["cpu"] * 100
 
 
 def test_a_peer_that_ends_is_named(tmp_path: Path) -> None:

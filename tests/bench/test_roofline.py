@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench import roofline
+from bench.figures import Rounds
 from services.worker.native.kernels import Kernels
 from tests.worker.models.checkpoints import save_tiny
 
@@ -24,8 +25,18 @@ def test_every_share_is_of_what_was_measured(
             f"--json={tmp_path / 'out.json'}",
         ]
     )
-    figures = json.loads((tmp_path / "out.json").read_text())["figures"]
-    assert list(figures) == list(roofline.BARS)
-    for row in figures.values():
-        assert 0 < row["least share"] <= row["share"] <= row["most share"]
-    assert "attention: aim at least 0.5" in capsys.readouterr().out
+    rounds = json.loads((tmp_path / "out.json").read_text())["rounds"]
+    assert list(rounds) == list(roofline.BARS)
+    for name, row in rounds.items():
+        assert {len(times) for times in row.values()} == {3}
+        assert set(row) == {"shoal", *(("sum",) if name == "attention" else ("plain", "packed"))}
+    assert "attention: " in capsys.readouterr().out
+
+
+def test_a_share_is_of_the_best_limit() -> None:
+    rounds = Rounds()
+    for own, slow, fast in ((10.0, 30.0, 8.0), (20.0, 1.0, 18.0), (10.0, 30.0, 7.0)):
+        rounds.add("shoal", "decode", own)
+        rounds.add("plain", "decode", slow)
+        rounds.add("packed", "decode", fast)
+    assert roofline.shares(rounds) == {"decode": 0.8}
