@@ -3,6 +3,8 @@
 PYTHON ?= python3
 # Flags for the command behind `run`, `test` and `bench`: make run ARGS="--port 9000".
 ARGS ?=
+# How many processes share the tests: make test JOBS=2.
+JOBS ?= 1
 # A package index with torch builds; empty leaves it to pip. Default: PyTorch's CPU builds, unless
 # there is an NVIDIA driver (PyPI's build is for CUDA) or a local wheel. To choose a CUDA version:
 # make run TORCH_INDEX=https://download.pytorch.org/whl/cu130
@@ -26,7 +28,7 @@ chat: $(RUN_READY) ## chat in the terminal, with a running fleet or one of its o
 	@$(BIN)/python -m services chat $(ARGS)
 
 test: $(DEV_READY) ## run every test (ARGS="tests/worker -k radix ...")
-	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
+	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(if $(filter-out 1,$(JOBS)),-n $(JOBS)) $(ARGS)
 
 lint: $(DEV_READY) ## check style, types, imports and protos
 	@echo "==> ruff"; $(BIN)/ruff check . && $(BIN)/ruff format --check .

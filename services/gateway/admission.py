@@ -98,10 +98,10 @@ class Admission:
             return False
         arrived = self._loop.time()
         turn: Turn = self._loop.create_future()
-        entry, loser = queue.turns.push(
+        entry, losers = queue.turns.push(
             turn, request.tenant, now=arrived, priority=request.priority, cost=request.n
         )
-        if loser is not None:
+        for loser in losers:
             self._refuse(queue, loser)
         on_wait()
         try:
@@ -176,9 +176,10 @@ class Admission:
 
     def _refuse(self, queue: _ModelQueue, entry: Entry[Turn]) -> None:
         if not entry.item.done():
+            choices = f", too many for {entry.cost} more choices" if entry.cost > 1 else ""
             entry.item.set_exception(
                 Overloaded(
-                    f"{len(queue.turns)} requests are waiting already; try again later",
+                    f"{len(queue.turns)} requests are waiting already{choices}; try again later",
                     retry_after=self.retry_after(queue.model, entry.tenant),
                 )
             )

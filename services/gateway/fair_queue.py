@@ -5,8 +5,10 @@ tenant has a virtual time, which every unit of its work that leaves moves on by
 1 / weight; the tenant that is furthest behind goes next. One that comes back starts at
 the time of those who stayed, so absence saves nothing up.
 
-When it is full, the tenant with the longest queue for its weight gives way: a flood
-fills only what the others do not use.
+What an item costs counts everywhere: in its tenant's turns and in what the queue holds. When
+it is full, the tenant with the longest queue for its weight gives way: a flood fills only what
+the others do not use. An item is taken in whole or not at all, and nobody gives way for one
+that is not.
 """
 
 from __future__ import annotations
@@ -38,18 +40,20 @@ class _Tenant(Generic[T]):
     def __init__(self, weight: float) -> None:
         self.weight = weight
         self.time = 0.0  # virtual
-        self.size = 0
+        self.size = 0  # items that wait
+        self.cost = 0  # of them together
         self.heap: list[Entry[T]] = []  # entries that wait no more are void
 
 
 class FairQueue(Generic[T]):
-    """At most `limit` items. `weights` names the tenants whose weight is not 1."""
+    """Items that cost at most `limit` together. `weights` names the tenants that do not have 1."""
 
     def __init__(self, limit: int, weights: Mapping[str, float]) -> None:
         self._limit = limit
         self._weights = weights
         self._tenants: dict[str, _Tenant[T]] = {}
         self._size = 0
+        self._cost = 0
         self._time = 0.0
         self._num_pushed = 0
 
@@ -58,8 +62,8 @@ class FairQueue(Generic[T]):
 
     def push(
         self, item: T, tenant: str, *, now: float, priority: int = 0, cost: int = 1
-    ) -> tuple[Entry[T], Entry[T] | None]:
-        """Adds an item. Returns its entry, and the one that had to give way: perhaps itself."""
+    ) -> tuple[Entry[T], list[Entry[T]]]:
+        """Adds an item. Returns its entry, and those that had to give way: perhaps itself."""
         mine = self._tenant(tenant)
         if not mine.size:
             mine.time = max(mine.time, self._time)
@@ -67,15 +71,11 @@ class FairQueue(Generic[T]):
         self._num_pushed += 1
         entry = Entry(key, self._num_pushed, item, tenant, cost)
         heapq.heappush(mine.heap, entry)
-        mine.size += 1
-        self._size += 1
-        loser = None
-        if self._size > self._limit:
-            # Of equals, the newcomer's own tenant gives way: nobody is pushed out for nothing.
-            longest = max(self._tenants.values(), key=lambda t: (t.size / t.weight, t is mine))
-            loser = max(entry for entry in longest.heap if entry.waits)
+        self._count(mine, entry, 1)
+        losers = self._losers(entry) if self._cost > self._limit else []
+        for loser in losers:
             self.remove(loser)
-        return entry, loser
+        return entry, losers
 
     def pop(self) -> Entry[T] | None:
         """The next in turn; None if nobody waits."""
@@ -88,8 +88,7 @@ class FairQueue(Generic[T]):
         entry.waits = False
         self._time = chosen.time
         chosen.time += entry.cost / chosen.weight
-        chosen.size -= 1
-        self._size -= 1
+        self._count(chosen, entry, -1)
         return entry
 
     def remove(self, entry: Entry[T]) -> None:
@@ -98,8 +97,7 @@ class FairQueue(Generic[T]):
             return
         entry.waits = False
         tenant = self._tenants[entry.tenant]
-        tenant.size -= 1
-        self._size -= 1
+        self._count(tenant, entry, -1)
         if len(tenant.heap) > 2 * tenant.size + 64:
             tenant.heap = [entry for entry in tenant.heap if entry.waits]
             heapq.heapify(tenant.heap)
@@ -109,6 +107,39 @@ class FairQueue(Generic[T]):
         mine = self._tenant(tenant)
         active = sum(t.weight for t in self._tenants.values() if t.size and t is not mine)
         return min((mine.size + 1) * (active + mine.weight) / mine.weight, self._size + 1)
+
+    def _losers(self, newcomer: Entry[T]) -> list[Entry[T]]:
+        """Who gives way so that what is left fits: the newcomer alone, or others for it."""
+        costs = {name: tenant.cost for name, tenant in self._tenants.items() if tenant.size}
+        oldest_first: dict[str, list[Entry[T]]] = {}
+        losers = []
+        excess = self._cost - self._limit
+        while excess > 0:
+            # Of equals, the newcomer's own tenant gives way: nobody is pushed out for nothing.
+            longest = max(
+                costs,
+                key=lambda name: (
+                    costs[name] / self._tenants[name].weight,
+                    name == newcomer.tenant,
+                ),
+            )
+            if longest not in oldest_first:
+                waiting = [entry for entry in self._tenants[longest].heap if entry.waits]
+                oldest_first[longest] = sorted(waiting, key=lambda e: (e.key, e.sequence))
+            loser = oldest_first[longest].pop()
+            if loser is newcomer:
+                return [newcomer]
+            losers.append(loser)
+            costs[longest] -= loser.cost
+            excess -= loser.cost
+        return losers
+
+    def _count(self, tenant: _Tenant[T], entry: Entry[T], sign: int) -> None:
+        """Counts an entry in (1) or out (-1)."""
+        tenant.size += sign
+        tenant.cost += sign * entry.cost
+        self._size += sign
+        self._cost += sign * entry.cost
 
     def _tenant(self, name: str) -> _Tenant[T]:
         tenant = self._tenants.get(name)

@@ -11,9 +11,7 @@ import dataclasses
 import json
 import logging
 import os
-import shutil
 import signal
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +25,7 @@ from services.worker.config import WorkerConfig, num_threads
 from services.worker.framing import CONFIG_ENV, SOCKET_ENV, read_message, write_message
 from services.worker.last_words import read_reason
 from services.worker.rank_command import rank_command
+from services.worker.run_directory import RunDirectory
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ class Ranks:
         self._module = module
         self._on_event: Callable[[engine_pb2.EngineEvent], None] = lambda event: None
         self._on_responsive: Callable[[], None] = lambda: None
-        self._directory: Path | None = None  # the rank's socket, torchrun's logs
+        self._directory: RunDirectory | None = None
         self._server: asyncio.Server | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._commands = CommandQueue()
@@ -110,12 +109,8 @@ class Ranks:
         self._on_event, self._on_responsive = on_event, on_responsive
         loop = asyncio.get_running_loop()
         self._heard_at = loop.time()
-        # Beside the worker's own socket, if it has one: a fleet's directory goes as a whole,
-        # also when the worker is killed.
-        address = self._config.address
-        beside = Path(address.removeprefix("unix:")).parent if address.startswith("unix:") else None
-        self._directory = Path(tempfile.mkdtemp(prefix="ranks-", dir=beside))
-        path = str(self._directory / _SOCKET)
+        self._directory = RunDirectory.beside(self._config.address)
+        path = str(self._directory.path / _SOCKET)
         self._server = await asyncio.start_unix_server(self._read, path)
         environment = child_environment() | {
             CONFIG_ENV: json.dumps(dataclasses.asdict(self._config)),
@@ -124,7 +119,7 @@ class Ranks:
         }
         # A session of its own: Ctrl-C in a terminal reaches the agent alone, which drains.
         self._process = await asyncio.create_subprocess_exec(
-            *rank_command(self._config, self._module, self._directory),
+            *rank_command(self._config, self._module, self._directory.path),
             env=environment,
             stdin=asyncio.subprocess.DEVNULL,
             start_new_session=True,
@@ -177,7 +172,7 @@ class Ranks:
         return f"the engine process exited with status {status}"
 
     def _left_reason(self) -> str:
-        return read_reason(str(self._directory / _SOCKET)) if self._directory else ""
+        return read_reason(str(self._directory.path / _SOCKET)) if self._directory else ""
 
     async def stop(self) -> None:
         """Ends every rank: a goodbye first, SIGKILL for what is left after the grace."""
@@ -191,7 +186,8 @@ class Ranks:
             await self._end(self._process)
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory.remove()
+            self._directory = None
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         if self._writer is not None and not self._stuck:

@@ -7,12 +7,15 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
 import termios
 import time
 from types import TracebackType
+
+from tests.programs import end
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b[=>78]|\r")
 
@@ -76,7 +79,5 @@ class Terminal:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+        end(self.process, signal.SIGKILL)
         os.close(self._leader)

@@ -24,13 +24,6 @@ def fake_served() -> Iterator[ServedFleet]:
         yield served
 
 
-@pytest.fixture(scope="session")
-def fleet() -> Iterator[ServedFleet]:
-    """The default fleet, serving the embedded model."""
-    with ServedFleet() as served:
-        yield served
-
-
 @pytest.fixture(scope="module")
 def tight_fleet() -> Iterator[ServedFleet]:
     """A fleet that serves one request, lets one wait, and refuses more."""

@@ -79,7 +79,7 @@ def test_a_second_signal_ends_everything_at_once_and_leaves_nothing(
 def test_a_drain_is_bounded_and_the_status_is_0() -> None:
     fleet = ServedFleet(*FAKE, "--fake-step-ms", "100", "--drain-timeout", "0.5")
     reader = _hang_on(fleet)
-    assert fleet.stop(timeout=30) == 0
+    assert fleet.stop() == 0
     reader.join(10)
 
 

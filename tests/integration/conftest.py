@@ -1,4 +1,4 @@
-"""Shared fleets: one with the real model, one with the fake engine."""
+"""Shared fleets with the fake engine; the one with the real model is in tests/conftest.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.hostile import UNREAD_SECONDS, Oracle, Victims
-from tests.integration.served import ServedFleet
+from tests.integration.served import STEP_MS, ServedFleet
+from tests.programs import eventually
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -19,18 +20,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def fleet() -> Iterator[ServedFleet]:
-    """The default fleet, serving the embedded model."""
-    with ServedFleet() as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
-def fake_fleet() -> Iterator[ServedFleet]:
+def fake_pairs() -> Iterator[ServedFleet]:
     """A fleet with the fake engine and the byte vocabulary, two instances of each service."""
     with ServedFleet(
         *("--engine", "fake", "--model", "byte", "--fake-step-ms", "2"),
         *("--workers", "2", "--tokenizers", "2", "--detokenizers", "2"),
+    ) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def fake_fleet(fake_pairs: ServedFleet) -> ServedFleet:
+    """The same, with all of it ready, whatever a module before has killed."""
+
+    def all_ready() -> bool:
+        return all(entry["state"] == "ready" for entry in fake_pairs.processes())
+
+    eventually(all_ready, timeout=60, what=fake_pairs.processes)
+    return fake_pairs
+
+
+@pytest.fixture(scope="session")
+def stepping_fleet() -> Iterator[ServedFleet]:
+    """A fleet whose steps take the same time each."""
+    with ServedFleet(
+        *("--engine", "fake", "--model", "byte", "--fake-step-ms", str(STEP_MS))
     ) as served:
         yield served
 

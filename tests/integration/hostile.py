@@ -20,8 +20,9 @@ from protos import (
 )
 from services.worker.engine.fake import allowed_ids, fake_tokens
 from tests.integration import raw_http2 as http2
-from tests.integration.served import ServedFleet, eventually
+from tests.integration.served import ServedFleet
 from tests.integration.test_fleet_life import assert_nothing_is_held
+from tests.programs import eventually
 
 ROLES = ("gateway", "tokenizer", "detokenizer", "worker")
 UNREAD_SECONDS = 2.0  # the gateway's --unread-timeout

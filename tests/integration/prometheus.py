@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import httpx
 import yaml
 
-from tests.integration.served import eventually
+from tests.programs import Program, eventually
 
 SCRAPE_SECONDS = 1
 
 
-class Prometheus:
-    """Runs `binary` in a directory, from entering to leaving."""
+class Prometheus(Program):
+    """Runs `binary` in a directory; it is up when this is made."""
 
     def __init__(self, binary: str, directory: Path, targets: str, rules: Path) -> None:
         config = {
@@ -38,17 +36,19 @@ class Prometheus:
             probe.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{probe.getsockname()[1]}"
         self._client = httpx.Client(base_url=f"http://{address}", timeout=30)
-        self._log = (directory / "log").open("w+")
-        self._process = subprocess.Popen(
+        super().__init__(
             [
                 binary,
                 f"--config.file={directory}/prometheus.yml",
                 f"--storage.tsdb.path={directory}/data",
                 f"--web.listen-address={address}",
-            ],
-            stdout=self._log,
-            stderr=self._log,
+            ]
         )
+        try:
+            eventually(self._is_up, timeout=60, what=lambda: self.log[-30:])
+        except BaseException:
+            self.stop()
+            raise
 
     def get(self, path: str, **parameters: str) -> Any:
         """The data of an API call. Raises AssertionError with what it says is wrong."""
@@ -61,39 +61,13 @@ class Prometheus:
         result: list[dict[str, Any]] = self.get("query", query=expression)["result"]
         return result
 
+    def stop(self) -> int:
+        self._client.close()
+        return super().stop()
+
     def _is_up(self) -> bool:
-        assert self._process.poll() is None, self._said()
+        assert self.process.poll() is None, self.log[-30:]
         try:
             return self._client.get("/-/ready").status_code == 200
         except httpx.TransportError:
             return False
-
-    def _said(self) -> str:
-        self._log.seek(0)
-        return self._log.read()[-3000:]
-
-    def __enter__(self) -> Prometheus:
-        try:
-            eventually(self._is_up, timeout=60, what=self._said)
-        except BaseException:
-            self._stop()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._client.close()
-        self._log.close()

@@ -9,18 +9,15 @@ from __future__ import annotations
 import math
 import re
 import socket
-from collections.abc import Iterator
-
-import pytest
 
 from tests.full import in_full_only
-from tests.integration.served import ServedFleet, eventually
+from tests.integration.served import STEP_MS, ServedFleet
 from tests.integration.test_fleet_life import _send_raw, assert_nothing_is_held
+from tests.programs import eventually
 
 _ABORTS = "shoal_abort_to_kv_free_seconds"
 _STEPS = "shoal_worker_step_seconds"
 _GRACE = 0.05
-_STEP_MS = 20
 _EDGE = re.compile(r'le="([^"]+)"')
 
 
@@ -106,14 +103,8 @@ def _check(fleet: ServedFleet, *, rounds: int, clients: int, step: float | None)
     assert p99 <= min(edge for edge in counts if edge >= bound)
 
 
-@pytest.fixture(scope="module")
-def stepping_fleet() -> Iterator[ServedFleet]:
-    with ServedFleet("--engine", "fake", "--model", "byte", "--fake-step-ms", str(_STEP_MS)) as f:
-        yield f
-
-
 def test_pages_are_free_in_time_with_steps_of_a_known_length(stepping_fleet: ServedFleet) -> None:
-    _check(stepping_fleet, rounds=8, clients=15, step=_STEP_MS / 1000)
+    _check(stepping_fleet, rounds=8, clients=15, step=STEP_MS / 1000)
 
 
 @in_full_only

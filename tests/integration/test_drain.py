@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.integration.served import ServedFleet, eventually
+from tests.integration.served import ServedFleet
+from tests.programs import eventually
 
 TOKENS = 600
 

@@ -15,7 +15,8 @@ from typing import Any
 import httpx
 import psutil
 
-from tests.integration.served import ServedFleet, eventually
+from tests.integration.served import ServedFleet
+from tests.programs import eventually
 
 STREAMS = 200
 

@@ -13,7 +13,8 @@ import pytest
 
 from protos import common_pb2, inference_pb2, inference_pb2_grpc
 from services.common import rpc
-from tests.integration.served import ServedFleet, eventually
+from tests.integration.served import ServedFleet
+from tests.programs import eventually
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,10 @@ import grpc
 import pytest
 
 from protos import common_pb2, inference_pb2, inference_pb2_grpc
-from tests.integration.served import ServedFleet, eventually
+from tests.integration.served import ServedFleet
 from tests.integration.test_abort_slo import Histogram
 from tests.integration.test_fleet_life import assert_nothing_is_held
+from tests.programs import eventually
 
 _CALLS = 16
 _GRACE = 0.05
@@ -26,14 +27,8 @@ _LONG = inference_pb2.GenerateRequest(
 
 
 @pytest.fixture(scope="module")
-def stepping() -> Iterator[ServedFleet]:
-    with ServedFleet("--engine", "fake", "--model", "byte", "--fake-step-ms", "20") as fleet:
-        yield fleet
-
-
-@pytest.fixture(scope="module")
-def stub(stepping: ServedFleet) -> Iterator[inference_pb2_grpc.InferenceStub]:
-    with grpc.insecure_channel(stepping.processes("gateway")[0]["address"]) as channel:
+def stub(stepping_fleet: ServedFleet) -> Iterator[inference_pb2_grpc.InferenceStub]:
+    with grpc.insecure_channel(stepping_fleet.processes("gateway")[0]["address"]) as channel:
         yield inference_pb2_grpc.InferenceStub(channel)
 
 
@@ -63,24 +58,24 @@ def _histograms(fleet: ServedFleet) -> tuple[Histogram, Histogram]:
 
 
 def test_cancelled_calls_free_their_pages(
-    stepping: ServedFleet, stub: inference_pb2_grpc.InferenceStub
+    stepping_fleet: ServedFleet, stub: inference_pb2_grpc.InferenceStub
 ) -> None:
-    aborts, steps = _histograms(stepping)
+    aborts, steps = _histograms(stepping_fleet)
     calls: list[Any] = [stub.Generate(_LONG) for _ in range(_CALLS)]
     for call in calls:
         next(iter(call))
-    _running(stepping, _CALLS)
+    _running(stepping_fleet, _CALLS)
     for call in calls:
         call.cancel()
-    assert_nothing_is_held(stepping, timeout=60)
+    assert_nothing_is_held(stepping_fleet, timeout=60)
     _check_aborts(aborts, steps, _CALLS)
 
 
 @pytest.mark.parametrize("by", ["ids", "call"])
 def test_a_sessions_generations_free_their_pages(
-    stepping: ServedFleet, stub: inference_pb2_grpc.InferenceStub, by: str
+    stepping_fleet: ServedFleet, stub: inference_pb2_grpc.InferenceStub, by: str
 ) -> None:
-    aborts, steps = _histograms(stepping)
+    aborts, steps = _histograms(stepping_fleet)
     starts = [inference_pb2.SessionStart(id=i, generate=_LONG) for i in range(_CALLS)]
     cancel = threading.Event()
 
@@ -95,7 +90,7 @@ def test_a_sessions_generations_free_their_pages(
     accepted: set[int] = set()
     while len(accepted) < _CALLS:
         accepted.update(update.id for update in next(reader).updates if update.pieces)
-    _running(stepping, _CALLS)
+    _running(stepping_fleet, _CALLS)
     if by == "call":
         call.cancel()
     cancel.set()
@@ -108,12 +103,12 @@ def test_a_sessions_generations_free_their_pages(
         }
         assert codes == dict.fromkeys(range(_CALLS), common_pb2.ERROR_CODE_CANCELLED)
         assert call.code() is grpc.StatusCode.OK
-    assert_nothing_is_held(stepping, timeout=60)
+    assert_nothing_is_held(stepping_fleet, timeout=60)
     _check_aborts(aborts, steps, _CALLS)
 
 
 def test_a_deadline_comes_after_what_there_was(
-    stepping: ServedFleet, stub: inference_pb2_grpc.InferenceStub
+    stepping_fleet: ServedFleet, stub: inference_pb2_grpc.InferenceStub
 ) -> None:
     call = stub.Generate(_LONG, timeout=3)
     texts: list[str] = []
@@ -121,11 +116,11 @@ def test_a_deadline_comes_after_what_there_was(
         texts.extend(piece.text for answer in call for piece in answer.pieces)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert 0 < len("".join(texts)) < 4000
-    assert_nothing_is_held(stepping, timeout=60)
+    assert_nothing_is_held(stepping_fleet, timeout=60)
 
 
 def test_a_deadline_of_a_session_is_its_generations_own(
-    stepping: ServedFleet, stub: inference_pb2_grpc.InferenceStub
+    stepping_fleet: ServedFleet, stub: inference_pb2_grpc.InferenceStub
 ) -> None:
     short = inference_pb2.GenerateRequest()
     short.CopyFrom(_LONG)
@@ -144,4 +139,4 @@ def test_a_deadline_of_a_session_is_its_generations_own(
     assert ends[1].error.code == common_pb2.ERROR_CODE_DEADLINE_EXCEEDED
     assert texts[1].startswith(texts[2])
     assert len(texts[1]) > len(texts[2]) == ends[2].usage.completion_tokens == 5
-    assert_nothing_is_held(stepping, timeout=60)
+    assert_nothing_is_held(stepping_fleet, timeout=60)

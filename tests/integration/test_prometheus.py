@@ -19,7 +19,8 @@ import pytest
 from deploy.k8s.grafana.__main__ import render
 from tests.deploy.charts import CHART
 from tests.integration.prometheus import Prometheus
-from tests.integration.served import ServedFleet, eventually
+from tests.integration.served import ServedFleet
+from tests.programs import eventually
 
 pytestmark = pytest.mark.integration
 
@@ -46,10 +47,9 @@ def prometheus(
     binary = shutil.which("prometheus")
     if binary is None:
         pytest.skip("no prometheus: apt-get install prometheus")
-    found = _TARGETS.search(fleet.wait_for_line(_TARGETS, timeout=10))
-    assert found is not None
+    targets = fleet.wait_for_line(_TARGETS, timeout=10).group()
     folder = tmp_path_factory.mktemp("prometheus")
-    with Prometheus(binary, folder, found.group(), RULES) as running:
+    with Prometheus(binary, folder, targets, RULES) as running:
         eventually(
             lambda: len(running.query("up == 1")) == 6,
             timeout=60,

@@ -12,7 +12,8 @@ import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
 from tests.browser import ARGS, chromium, picture
-from tests.integration.served import ServedFleet, eventually
+from tests.integration.served import ServedFleet
+from tests.programs import eventually
 
 DESKTOP = {"width": 1280, "height": 860}
 PHONE = {"width": 390, "height": 844}

@@ -5,106 +5,42 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
-import threading
 from collections.abc import Mapping
 from types import TracebackType
 
 import httpx
 
-from tests.integration.served import eventually
+from tests.programs import Program, eventually
 
 _LISTENING = re.compile(r'"message": "listening".*"address": "([^"]+)"')
 FAKE = ("--model", "byte", "--engine", "fake")
 
 
-class ServiceProcess:
+class ServiceProcess(Program):
     """One `shoal ROLE`, what it prints, and where it says that it listens."""
 
     def __init__(self, role: str, *flags: str, env: Mapping[str, str] | None = None) -> None:
         self.role = role
-        self.log: list[str] = []
-        variables = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **(env or {})}
-        self.process = subprocess.Popen(
+        super().__init__(
             [sys.executable, "-m", "services", role, "--log-format=json", *flags],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, **variables},
-            text=True,
+            {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **(env or {})},
         )
-        self._reader = threading.Thread(
-            target=self._read, args=(self.process.stdout, self.log), daemon=True
-        )
-        self._reader.start()
-
-    @staticmethod
-    def _read(stream: object, lines: list[str]) -> None:
-        for line in stream:  # type: ignore[attr-defined]
-            lines.append(line.rstrip("\n"))
 
     @property
     def address(self) -> str:
         """Where its gRPC server listens."""
-        return self._wait_for(self.log, _LISTENING).group(1)
+        return self.wait_for_line(_LISTENING).group(1)
 
     @property
     def endpoints(self) -> dict[str, str]:
         """A gateway's {"http": "host:port", "grpc": ...}."""
-        found: dict[str, str] = json.loads(
-            self._wait_for(self.log, re.compile(r'(\{"http".*\})')).group(1)
-        )
+        found: dict[str, str] = json.loads(self.wait_for_line(r'(\{"http".*\})').group(1))
         return found
-
-    def wait_for_log(self, pattern: str, *, timeout: float = 60) -> str:
-        """The first log line, past or to come, that matches."""
-        return self._wait_for(self.log, re.compile(pattern), timeout=timeout).string
-
-    def _wait_for(
-        self, lines: list[str], pattern: re.Pattern[str], *, timeout: float = 60
-    ) -> re.Match[str]:
-        found: list[re.Match[str]] = []
-
-        def check() -> bool:
-            found[:] = [match for line in list(lines) if (match := pattern.search(line))]
-            return bool(found) or self.process.poll() is not None
-
-        def story() -> str:
-            return f"{self.role} printed no {pattern.pattern!r}: {self.log[-20:]}"
-
-        eventually(check, timeout=timeout, what=story)
-        assert found, story()
-        return found[0]
 
     @property
     def num_fds(self) -> int:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
-
-    def stop(self) -> int:
-        """Ends it by SIGTERM; returns the exit status."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(30)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-        self._reader.join(10)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        return self.process.returncode
-
-    def __enter__(self) -> ServiceProcess:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
 
 class TcpFleet:

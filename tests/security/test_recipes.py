@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.served import READY, ServedFleet, eventually
+from tests.integration.served import READY, ServedFleet
+from tests.programs import eventually
 from tests.security.services import ServiceProcess
 
 pytestmark = [

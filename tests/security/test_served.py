@@ -18,7 +18,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos import inference_pb2, inference_pb2_grpc
 from services.common import rpc
-from tests.integration.served import ServedFleet, eventually
+from tests.integration.served import ServedFleet
+from tests.programs import eventually
 
 pytestmark = pytest.mark.integration
 

@@ -21,7 +21,7 @@ from protos import common_pb2, inference_pb2, inference_pb2_grpc
 from services.common import rpc
 from services.common.tls import NO_TLS, TlsFiles
 from tests.certificates import SERVER_NAME, Authority
-from tests.integration.served import eventually
+from tests.programs import eventually
 from tests.security.services import ServiceProcess, TcpFleet
 
 pytestmark = pytest.mark.integration
@@ -154,8 +154,8 @@ async def test_services_speak_to_their_own_alone(secured: Secured, role: str) ->
     assert await _asks(address, replace(mine, ca=stranger.ca)) is None  # it is not the one we trust
     assert await _asks(address, replace(mine, server_name="other.test")) is None
     assert await _asks(address, mine) is not None
-    service.wait_for_log("PEER_DID_NOT_RETURN_A_CERTIFICATE")
-    service.wait_for_log("certificate has expired")
+    service.wait_for_line("PEER_DID_NOT_RETURN_A_CERTIFICATE")
+    service.wait_for_line("certificate has expired")
     assert service.process.poll() is None
 
 
@@ -165,7 +165,7 @@ def test_a_plain_http_client_is_refused(secured: Secured) -> None:
         httpx.get(f"{plain}/livez", timeout=10)
     with pytest.raises(httpx.ConnectError):  # does not trust the certificate
         httpx.get(f"{secured.base_url}/livez", timeout=10)
-    secured.fleet.gateway.wait_for_log("refused a client's TLS handshake")
+    secured.fleet.gateway.wait_for_line("refused a client's TLS handshake")
     assert secured.client.get("/livez").status_code == 200
 
 
@@ -210,7 +210,7 @@ def test_a_broken_file_leaves_the_last_good_one_in_use(secured: Secured) -> None
     path.write_bytes(b"no certificate")
     try:
         assert _serial(http) == good
-        secured.fleet.gateway.wait_for_log("new TLS files are not used")
+        secured.fleet.gateway.wait_for_line("new TLS files are not used")
     finally:
         path.write_bytes(kept)
 
@@ -227,7 +227,7 @@ def test_a_gateway_that_is_not_trusted_says_so_and_lives(secured: Secured) -> No
         f"--peer-tls-key={stranger.key}",
         f"--peer-tls-ca={secured.inside.ca}",
     ) as gateway:
-        gateway.wait_for_log("cannot reach a peer")
+        gateway.wait_for_line("cannot reach a peer")
         url = f"http://{gateway.endpoints['http']}"
         assert httpx.get(f"{url}/livez", timeout=10).status_code == 200
         assert httpx.get(f"{url}/readyz", timeout=10).status_code == 503

@@ -270,7 +270,7 @@ async def test_a_collector_that_is_away_delays_nothing(tmp_path: Path) -> None:
     with ServiceProcess(
         "tokenizer", "--model=byte", f"--address={address}", "--otlp-endpoint=http://127.0.0.1:9"
     ) as tokenizer:
-        tokenizer.wait_for_log('"message": "ready"')
+        tokenizer.wait_for_line('"message": "ready"')
         async with rpc.open_channel(address) as channel:
             stub = tokenizer_pb2_grpc.TokenizerStub(channel)
             for _ in range(100):

@@ -28,7 +28,7 @@ from services.common.model_files import (
     resolve,
     token_text,
 )
-from services.common.text.pieces import byte_alphabet
+from services.common.text.byte_level import byte_alphabet
 
 # How ggml numbers the kinds of tokens.
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5

@@ -12,7 +12,8 @@ from llguidance import LLTokenizer, TokenizerWrapper
 
 from services.common.errors import StartupError, Unsupported
 from services.common.model_files import ModelMetadata
-from services.common.text.pieces import OtherPieces, Pieces, build_pieces
+from services.common.text.library_pieces import LibraryPieces
+from services.common.text.pieces import Pieces, build_pieces
 from services.common.text.vocabulary import Vocabulary, build_vocabulary
 
 
@@ -29,7 +30,7 @@ def load_vocabulary(model: str) -> LLTokenizer:
         )
     metadata = vocabulary.metadata
     pieces = build_pieces(vocabulary.tokenizer)
-    if isinstance(pieces, OtherPieces):
+    if isinstance(pieces, LibraryPieces):
         raise Unsupported(
             "This model's tokens are not strings of bytes, as a grammar needs them.",
             param="grammar",

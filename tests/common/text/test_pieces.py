@@ -9,14 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from services.common.text.pieces import (
-    BytePieces,
-    OtherPieces,
-    Pieces,
-    SentencepiecePieces,
-    build_pieces,
-    sentencepiece_rules,
-)
+from services.common.text.byte_level import BytePieces
+from services.common.text.library_pieces import LibraryPieces
+from services.common.text.pieces import Pieces, build_pieces
+from services.common.text.sentencepiece import SentencepiecePieces, sentencepiece_rules
 from services.common.text.vocabulary import build_vocabulary
 from tests.tokenizer import trained
 
@@ -34,7 +30,7 @@ KINDS = {
     "byte_level": BytePieces,
     "llama_style": SentencepiecePieces,
     "metaspace": SentencepiecePieces,
-    "word_piece": OtherPieces,
+    "word_piece": LibraryPieces,
 }
 
 Kind = tuple[Tokenizer, Pieces, int]  # the last token's id

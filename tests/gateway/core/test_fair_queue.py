@@ -66,14 +66,50 @@ def test_within_a_tenant_priority_goes_first_and_waiting_ages() -> None:
 def test_when_full_the_longest_queue_gives_way() -> None:
     queue: FairQueue[int] = FairQueue(10, {})
     for number in range(10):
-        assert queue.push(number, "a", now=float(number))[1] is None
-    _, loser = queue.push(100, "a", now=10.0)
-    assert loser is not None
-    assert loser.item == 100  # its own flood gives way first
-    losers = [queue.push(200 + number, "b", now=20.0)[1] for number in range(6)]
-    assert [loser.tenant for loser in losers if loser] == ["a"] * 5 + ["b"]
-    assert [loser.item for loser in losers if loser] == [9, 8, 7, 6, 5, 205]
+        assert queue.push(number, "a", now=float(number))[1] == []
+    entry, losers = queue.push(100, "a", now=10.0)
+    assert losers == [entry]  # its own flood gives way first
+    losers = [loser for number in range(6) for loser in queue.push(200 + number, "b", now=20.0)[1]]
+    assert [loser.tenant for loser in losers] == ["a"] * 5 + ["b"]
+    assert [loser.item for loser in losers] == [9, 8, 7, 6, 5, 205]
     assert len(queue) == 10
+
+
+def test_many_choices_are_taken_in_whole_or_not_at_all() -> None:
+    queue: FairQueue[int] = FairQueue(10, {})
+    for number in range(9):
+        queue.push(number, "a", now=float(number))
+    entry, losers = queue.push(100, "b", now=20.0, cost=8)
+    assert losers == [entry]  # nobody of a's gives way: not enough would
+    assert len(queue) == 9
+    _, losers = queue.push(101, "b", now=20.0, cost=4)
+    assert [loser.item for loser in losers] == [8, 7, 6]
+    entry, losers = queue.push(102, "c", now=20.0, cost=11)
+    assert losers == [entry]
+    assert len(queue) == 7
+
+
+def test_never_more_than_the_limit_whatever_they_cost() -> None:
+    rng = random.Random(11)
+    queue: FairQueue[int] = FairQueue(40, {"a": 3.0})
+    waiting: dict[int, int] = {}  # costs, by sequence
+    for number in range(2000):
+        entry, losers = queue.push(
+            number, rng.choice("abc"), now=float(number), cost=rng.choice((1, 1, 2, 8, 41))
+        )
+        waiting[entry.sequence] = entry.cost
+        needed = sum(waiting.values()) - 40
+        assert bool(losers) == (needed > 0)
+        if entry in losers:
+            assert losers == [entry]
+        elif losers:  # no more of them than it takes
+            assert sum(loser.cost for loser in losers[:-1]) < needed
+        for loser in losers:
+            del waiting[loser.sequence]
+        assert sum(waiting.values()) <= 40
+        assert len(queue) == len(waiting)
+        if rng.random() < 0.2 and (popped := queue.pop()) is not None:
+            del waiting[popped.sequence]
 
 
 def test_how_many_are_ahead() -> None:
@@ -92,9 +128,9 @@ def test_any_order_of_pushes_removals_and_pops_loses_nobody() -> None:
         action = rng.random()
         if action < 0.5:
             number += 1
-            entry, loser = queue.push(number, rng.choice("abc"), now=float(number))
+            entry, losers = queue.push(number, rng.choice("abc"), now=float(number))
             waiting[number] = entry
-            if loser is not None:
+            for loser in losers:
                 del waiting[loser.item]
         elif action < 0.7 and waiting:
             key = rng.choice(list(waiting))

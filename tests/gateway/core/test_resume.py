@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from protos import common_pb2, worker_pb2
-from services.common.errors import PeerLost, Unavailable
+from services.common.errors import DeadlineExceeded, PeerLost, Unavailable
 from services.gateway.domain import Chunk, TextOptions
 from services.gateway.live import LiveGeneration
 from services.gateway.peers.session import SessionTimes
 from tests.gateway.core.conftest import Rig, collect, joined, make_rig, request
 from tests.gateway.core.fakes import FakeWorker, expected_ids, expected_text
+
+T = TypeVar("T")
 
 
 async def read_until(generation: LiveGeneration, num_ids: int) -> list[Chunk]:
@@ -110,6 +114,26 @@ async def test_the_wait_ends_at_the_deadline(rig: Rig) -> None:
     await read_until(generation, 3)
     await rig.worker.server.kill()
     with pytest.raises(Exception, match="deadline passed"):
+        await collect(generation)
+    rig.assert_nothing_left()
+
+
+@pytest.mark.parametrize("lost", ["worker", "detokenizer"])
+async def test_a_deadline_is_told_as_one_though_the_wait_for_a_peer_ends_early(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """A loop may round its timers; what a wait is given must outlast the deadline by more."""
+    fleet = rig.core.fleet
+    wait_for = fleet.wait_for
+
+    async def wait_less(find: Callable[[], T | None], patience: float, reason: str) -> T:
+        return await wait_for(find, max(0.0, patience - 0.2), reason)
+
+    generation = await rig.core.start(request(max_tokens=900, timeout=0.6))
+    await read_until(generation, 3)
+    monkeypatch.setattr(fleet, "wait_for", wait_less)
+    await (rig.worker if lost == "worker" else rig.detokenizer).server.kill()
+    with pytest.raises(DeadlineExceeded):
         await collect(generation)
     rig.assert_nothing_left()
 

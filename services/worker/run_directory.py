@@ -1,0 +1,72 @@
+"""The directory of one engine's run: the socket to rank 0 and torchrun's logs.
+
+It is locked for as long as its owner lives. So whoever starts beside it can tell what a killed
+owner left behind, and removes that. Knows nothing of ranks.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+_PREFIX = "shoal-ranks-"
+
+
+class RunDirectory:
+    """A new directory in `parent`, until `remove`; what dead owners left there is removed first.
+
+    Raises OSError if there can be none.
+    """
+
+    def __init__(self, parent: Path) -> None:
+        for left in parent.glob(f"{_PREFIX}*"):
+            _remove_if_left(left)
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+            lock = _try_lock(self.path)
+            if lock is not None and self.path.exists():
+                self._lock = lock
+                return
+            if lock is not None:  # somebody took it for left behind before it was locked
+                os.close(lock)
+
+    @classmethod
+    def beside(cls, address: str) -> RunDirectory:
+        """Beside the worker's own socket, if it has one, so that a fleet's directory goes as a
+        whole; else where temporary files are."""
+        if address.startswith("unix:"):
+            return cls(Path(address.removeprefix("unix:")).parent)
+        return cls(Path(tempfile.gettempdir()))
+
+    def remove(self) -> None:
+        """Removes it with all that it holds. To be called once."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _remove_if_left(path: Path) -> None:
+    lock = _try_lock(path)
+    if lock is None:
+        return
+    try:
+        if os.fstat(lock).st_uid == os.getuid():
+            shutil.rmtree(path, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def _try_lock(path: Path) -> int | None:
+    """A descriptor of the directory, locked; None if another has it or it is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:  # gone, or somebody else's
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
