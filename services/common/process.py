@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import logging
 import os
 import resource
@@ -19,6 +20,7 @@ from typing import Any, NoReturn
 from services.common.errors import StartupError
 
 _PR_SET_PDEATHSIG = 1
+_COLLECT_AFTER = 10_000  # objects more than were freed
 PARENT_ENV = "SHOAL_PARENT_PID"
 
 log = logging.getLogger(__name__)
@@ -67,6 +69,7 @@ def run(
     uvloop is used where it loads.
     """
     die_with_parent()
+    _spare_collections()
     try:
         import uvloop
 
@@ -80,6 +83,16 @@ def run(
         print(f"shoal: {error}", file=sys.stderr, flush=True)
         status = 1
     sys.exit(status)
+
+
+def _spare_collections() -> None:
+    """Keeps the collector of cycles from going over all that was imported, again and again.
+
+    By default it does so after every few hundred requests, each time for some milliseconds.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_COLLECT_AFTER, 20, 20)
 
 
 async def _with_signals(

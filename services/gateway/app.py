@@ -117,6 +117,7 @@ async def _rest(
             ssl_context_factory=None if context is None else lambda *_: context,
             log_config=None,
             access_log=False,
+            proxy_headers=False,  # nobody asks who the client is
             timeout_graceful_shutdown=_LINGER_SECONDS,
         )
     )

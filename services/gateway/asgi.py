@@ -6,19 +6,20 @@ Nothing here knows of generations or of the OpenAI API.
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.common import logs
 from services.common.errors import Cancelled, InvalidRequest, TooLarge, Unauthenticated
+from services.gateway.ids import new_id
 from services.gateway.json_depth import DepthGauge
 from services.gateway.keys import KeyRing
+from services.gateway.link import LINK, Link
 from services.gateway.openai.errors import error_response
 
 _REQUEST_ID = "x-request-id"
@@ -44,7 +45,7 @@ async def read_body(scope: Scope, receive: Receive, limits: BodyLimits) -> bytes
         Cancelled: if the client leaves before the end.
     """
     limit, depth = limits.max_bytes, _DepthLimit(limits.max_depth)
-    announced = Headers(scope=scope).get("content-length", "")
+    announced = header(scope, b"content-length") or ""
     if announced.isdigit() and int(announced[:20]) > limit:
         raise _too_large(limit)
     pieces: list[bytes] = []
@@ -93,37 +94,109 @@ def _too_large(limit: int) -> TooLarge:
 
 
 async def while_connected(
+    scope: Scope,
     receive: Receive,
-    work: Coroutine[Any, Any, None],
+    work: Awaitable[None],
     *,
     until_tick: Callable[[], float],
     tick: Callable[[], Awaitable[None]],
 ) -> BaseException | None:
-    """Runs `work`, and cancels it the moment the client leaves.
+    """Awaits `work`, and cancels it the moment the client leaves.
 
-    Call it once the body is read: it waits for the one message that tells of a lost
-    client. `tick` is called whenever the seconds that `until_tick` gave have passed.
-    Returns what `work` raised; None if it ended well, or the client left.
+    Call it once the body is read: nobody else may then ask for messages. `tick` is called
+    whenever the seconds that `until_tick` gave have passed. Returns what `work` raised; None
+    if it ended well, or the client left.
     """
-    task = asyncio.create_task(work)
-    gone = asyncio.create_task(_disconnected(receive))
+    task = asyncio.current_task()
+    assert task is not None, "servers call applications in tasks"
+    watch = _Watch(task, until_tick, tick)
+    watch.begin(scope, receive)
     try:
-        while not (task.done() or gone.done()):
-            done, _ = await asyncio.wait(
-                {task, gone}, timeout=until_tick(), return_when=asyncio.FIRST_COMPLETED
-            )
-            if not done:
-                await tick()
+        await work
+    except asyncio.CancelledError:
+        if not watch.client_left or task.uncancel():
+            raise  # the server itself is ending
+        return None
+    except BaseException as error:
+        fault: BaseException | None = error
+    else:
+        fault = None
     finally:
-        task.cancel()
-        gone.cancel()
-        await asyncio.wait({task, gone})
-    return None if task.cancelled() else task.exception()
+        watch.end()
+    if watch.client_left:  # just as the work ended
+        task.uncancel()
+    return fault
+
+
+class _Watch:
+    """Cancels a task when its client leaves, and ticks meanwhile."""
+
+    def __init__(
+        self,
+        task: asyncio.Task[Any],
+        until_tick: Callable[[], float],
+        tick: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.client_left = False
+        self._task = task
+        self._until_tick = until_tick
+        self._tick = tick
+        self._loop = task.get_loop()
+        self._timer = self._loop.call_later(until_tick(), self._on_time)
+        self._ticking: asyncio.Task[None] | None = None
+        self._link: Link | None = None
+        self._asking: asyncio.Task[None] | None = None
+
+    def begin(self, scope: Scope, receive: Receive) -> None:
+        extensions: Mapping[str, Any] = scope.get("extensions") or {}
+        if LINK in extensions:
+            self._link = extensions[LINK]["link"]
+            self._link.when_gone(self._leave)
+        else:  # as below other servers: wait for the one message that tells
+            self._asking = self._loop.create_task(_disconnected(receive))
+            self._asking.add_done_callback(self._on_asked)
+
+    def end(self) -> None:
+        self._timer.cancel()
+        if self._link is not None:
+            self._link.when_gone(None)
+        for task in (self._ticking, self._asking):
+            if task is not None:
+                task.cancel()
+
+    def _on_asked(self, asking: asyncio.Task[None]) -> None:
+        if not asking.cancelled():
+            self._leave()
+
+    def _leave(self) -> None:
+        if not self.client_left:
+            self.client_left = True
+            self._task.cancel()
+
+    def _on_time(self) -> None:
+        self._ticking = self._loop.create_task(self._tick_once())
+
+    async def _tick_once(self) -> None:
+        await self._tick()
+        self._timer = self._loop.call_later(self._until_tick(), self._on_time)
 
 
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def headers(scope: Scope, name: bytes) -> list[str]:
+    """The values of a request's headers of a name, which is in lower case."""
+    return [value.decode("latin-1") for key, value in scope["headers"] if key == name]
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """The first of them."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return str(value, "latin-1")
+    return None
 
 
 class RequestIds:
@@ -140,14 +213,15 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get(_REQUEST_ID, "")
-        request_id = _printable(given) or uuid.uuid4().hex
+        given = header(scope, b"x-request-id")
+        request_id = _printable(given or "") or new_id()
         scope.setdefault("state", {})["request_id"] = request_id
         logs.bind(request_id=request_id)
+        named = (b"x-request-id", request_id.encode("latin-1"))
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[_REQUEST_ID] = request_id
+                message["headers"] = [*message.get("headers", ()), named]
             await send(message)
 
         await self._app(scope, receive, send_with_id)
@@ -171,7 +245,7 @@ class RequireKey:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not _is_open(scope["path"]):
             try:
-                tenant = self._keys.identify(Headers(scope=scope))
+                tenant = self._keys.identify(Headers(scope=scope)) if self._keys else ""
             except Unauthenticated as error:
                 await error_response(error)(scope, receive, send)
                 return

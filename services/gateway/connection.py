@@ -3,8 +3,7 @@
 Below ASGI, where a client can hurt by sending too much (headers without end), too slowly
 (a byte a minute) or nothing at all. What a request means is not known here.
 
-Each request's scope has a `BodyWriter` among its extensions, by which a body can be sent
-without a coroutine.
+Each request's scope has a `services.gateway.link.Link` among its extensions.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
-    RequestResponseCycle,
 )
 
-from services.gateway.sse import BODY_WRITER
+from services.gateway.link import LINK, Link
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,33 +29,6 @@ class ConnectionLimits:
     max_header_bytes: int
     read_timeout: float
     max_connections: int
-
-
-class BodyWriter:
-    """Writes pieces of one response's body within the call, between ASGI's messages."""
-
-    __slots__ = ("_cycle",)
-
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
-
-    def write(self, piece: bytes) -> bool:
-        """Sends a piece that is not empty, as a chunk.
-
-        False, with nothing sent, while the client's socket is full, before the headers, and
-        once the client has left or the response has ended.
-        """
-        cycle = self._cycle
-        if (
-            cycle.flow.write_paused
-            or cycle.disconnected
-            or cycle.transport.is_closing()
-            or cycle.response_complete
-            or not cycle.chunked_encoding
-        ):
-            return False
-        cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
-        return True
 
 
 # How long a client that was refused in the middle of its request is still listened to. Closed at
@@ -85,7 +56,7 @@ class GuardedConnection(HttpToolsProtocol):
         self._header_bytes = 0
         self._too_large = False
         self._refused = False  # what still comes is not looked at
-        self._unanswered: list[RequestResponseCycle] = []  # several if it pipelines
+        self._unanswered: list[Link] = []  # several if it pipelines
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -127,10 +98,9 @@ class GuardedConnection(HttpToolsProtocol):
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before:  # it reads the scope in a task that has not begun
-            waiting = [cycle for cycle in self._unanswered if not cycle.response_complete]
-            self._unanswered = [*waiting, self.cycle]
-            writer = BodyWriter(self.cycle)
-            self.scope["extensions"] = {BODY_WRITER: {"write": writer.write}}
+            link = Link(self.cycle)
+            self._unanswered = [*(one for one in self._unanswered if not one.answered), link]
+            self.scope["extensions"] = {LINK: {"link": link}}
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -173,7 +143,7 @@ class GuardedConnection(HttpToolsProtocol):
         if self.transport.is_closing() or self._refused:
             return
         self._refused = True
-        answering = any(c.response_started and not c.response_complete for c in self._unanswered)
+        answering = any(link.answering for link in self._unanswered)
         self._tell_gone()
         if answering:  # the refusal would be taken for a part of that answer
             self.transport.close()
@@ -197,7 +167,6 @@ class GuardedConnection(HttpToolsProtocol):
     def _tell_gone(self) -> None:
         """To the application the client has left, with every request that has no answer yet;
         uvicorn itself tells the last one alone."""
-        for cycle in self._unanswered:
-            if not cycle.response_complete:
-                cycle.disconnected = True
-                cycle.message_event.set()
+        for link in self._unanswered:
+            if not link.answered:
+                link.tell_gone()

@@ -96,6 +96,8 @@ class Core:
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
+        self._dialects: dict[str, Dialect] = {}  # by the name that a request has for its model
+        self._dialects_at = -1  # after how many changes of the peers they were so
         self._token_bytes: dict[str, dict[int, bytes]] = {}  # by model; at most a vocabulary
         self.feed = Feed(self)
 
@@ -176,9 +178,18 @@ class Core:
         return [known[token_id] for token_id in token_ids]
 
     async def dialect(self, model: str) -> Dialect:
+        if self._dialects_at != self.fleet.num_changes:
+            self._dialects.clear()
+            self._dialects_at = self.fleet.num_changes
+        known = self._dialects.get(model)
+        if known is not None:
+            return known
         found = await self._find_model(model)
         info = await self.fleet.tokenizer_info(found, self.hold_timeout)
-        return dialect_of(info, self._tool_call_parser, self._reasoning_parser)
+        dialect = dialect_of(info, self._tool_call_parser, self._reasoning_parser)
+        if self._dialects_at == self.fleet.num_changes:
+            self._dialects[model] = dialect
+        return dialect
 
     def models(self) -> Sequence[ModelCard]:
         return [

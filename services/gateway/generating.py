@@ -11,12 +11,11 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
-from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from services.common.errors import InternalError, InvalidRequest, ShoalError
-from services.gateway.asgi import BodyLimits, read_body, while_connected
+from services.gateway.asgi import BodyLimits, header, read_body, while_connected
 from services.gateway.domain import Gateway
 from services.gateway.openai.answer import Answer, Parse, collect
 from services.gateway.openai.decode import Caller
@@ -54,6 +53,7 @@ class GenerationEndpoint:
         stream = EventStream(send, scope, keepalive=self._keepalive)
         exchange = _Exchange(scope, receive, send, stream)
         error = await while_connected(
+            scope,
             receive,
             self._serve(raw, caller_of(scope), exchange),
             until_tick=stream.until_keepalive,
@@ -79,7 +79,7 @@ class GenerationEndpoint:
         stream = exchange.stream
         try:
             answer = exchange.answer = job.answer(self._gateway, generation)
-            choices = []
+            choices, last = [], b""
             if job.stream:
                 await stream.start()
                 if first := answer.first_events():
@@ -87,6 +87,9 @@ class GenerationEndpoint:
                 generation.send_text_to(partial(_write_text, answer, stream))
                 async for chunk in generation:
                     events = await answer.events(chunk)
+                    if generation.ended:
+                        last = events  # one write with what ends the stream
+                        break
                     if events:
                         await stream.write(events)
             else:
@@ -95,7 +98,7 @@ class GenerationEndpoint:
             await generation.aclose()
         # Given up before the last byte: after it the client counts as gone.
         if job.stream:
-            await stream.end(answer.last_events(generation.usage))
+            await stream.end(last + answer.last_events(generation.usage))
         else:
             body = await answer.body(choices, generation.usage)
             response = Response(body, media_type="application/json")
@@ -113,7 +116,7 @@ def caller_of(scope: Scope) -> Caller:
     Raises:
         InvalidRequest: if X-Request-Timeout is no number of seconds.
     """
-    timeout = Headers(scope=scope).get("x-request-timeout")
+    timeout = header(scope, b"x-request-timeout")
     return Caller(
         request_id=scope["state"]["request_id"],
         timeout=None if timeout is None else _seconds(timeout),

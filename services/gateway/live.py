@@ -143,11 +143,17 @@ class LiveGeneration:
             if self._error is not None:
                 self.close()
                 raise self._error
-            if self._closed or all(choice.finish_reason for choice in self._choices):
+            if self._closed or self.ended:
                 self.close()
                 raise StopAsyncIteration
             self._reader = self._loop.create_future()
             await self._reader
+
+    @property
+    def ended(self) -> bool:
+        return not (self._news or self._error) and all(
+            choice.finish_reason for choice in self._choices
+        )
 
     def _next_chunk(self) -> Chunk:
         choice = next(iter(self._news))

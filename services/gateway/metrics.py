@@ -85,11 +85,11 @@ class Metrics:
             buckets=_WHOLE_BUCKETS,
             registry=registry,
         )
-        self._first = Histogram(
+        self._first = TokenHistogram(
             "shoal_gateway_time_to_first_token_seconds",
             "From arrival to the first chunk",
-            buckets=_FIRST_BUCKETS,
-            registry=registry,
+            _FIRST_BUCKETS,
+            registry,
         )
         self._next = TokenHistogram(
             "shoal_gateway_inter_chunk_seconds",
@@ -97,11 +97,11 @@ class Metrics:
             _NEXT_BUCKETS,
             registry,
         )
-        self._whole = Histogram(
+        self._whole = TokenHistogram(
             "shoal_gateway_request_seconds",
             "From arrival to the end, however it ended; not of those refused at the door",
-            buckets=_WHOLE_BUCKETS,
-            registry=registry,
+            _WHOLE_BUCKETS,
+            registry,
         )
 
     def count(self, census: Census) -> None:

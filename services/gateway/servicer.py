@@ -7,7 +7,6 @@ client that takes nothing for `unread_timeout` is given up too.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any, TypeVar
@@ -22,6 +21,7 @@ from services.gateway import from_proto, spans
 from services.gateway.domain import ChatPrompt, Gateway, Generation, Prompt, TextPrompt
 from services.gateway.grpc_keys import texts
 from services.gateway.grpc_session import InferenceSession
+from services.gateway.ids import new_id
 from services.gateway.keys import KeyRing
 from services.gateway.validate import MAX_TIMEOUT_SECONDS, check_request
 
@@ -150,7 +150,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         request = from_proto.generation_request(
             prompt,
             options,
-            request_id=uuid.uuid4().hex,
+            request_id=new_id(),
             timeout=_sooner(_remaining(context), timeout),
             trace=trace,
             tenant=self._keys.identify(metadata),

@@ -12,15 +12,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 import grpc
-from starlette.datastructures import Headers
+from msgspec.structs import replace
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.common import logs
 from services.common.errors import STATUSES, ShoalError
 from services.common.tracing import Span, TraceContext, Tracing, parse_trace
+from services.gateway.asgi import header, headers
 from services.gateway.domain import ChatPrompt, FinishReason, GenerationRequest, Usage
 
 # With these the server is at fault, by OpenTelemetry's conventions; a client's mistake is none.
@@ -106,9 +106,9 @@ def trace_of(scope: Scope) -> TraceContext:
     found: TraceContext | None = scope["state"].get("trace")
     if found is not None:
         return found
-    headers = Headers(scope=scope)
     # Several tracestate headers are one list, as the W3C says.
-    return parse_trace(headers.get("traceparent", ""), ",".join(headers.getlist("tracestate")))
+    state = ",".join(headers(scope, b"tracestate"))
+    return parse_trace(header(scope, b"traceparent") or "", state)
 
 
 class TraceCalls:

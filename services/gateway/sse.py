@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from starlette.types import Scope, Send
 
+from services.gateway.link import LINK, Link
+
 KEEPALIVE_SECONDS = 15.0  # under the idle limits of common proxies, 30 s and up
 DONE = b"data: [DONE]\n\n"
-BODY_WRITER = "shoal.body"  # the name of the extension of a scope that writes without waiting
 
 _COMMENT = b": keep-alive\n\n"
 _HEADERS = [
@@ -78,10 +79,7 @@ class EventStream:
     ) -> None:
         self._send = send
         extensions: Mapping[str, Any] = (scope or {}).get("extensions") or {}
-        # See `services.gateway.connection`; there is none below other servers.
-        self._write_body: Callable[[bytes], bool] = extensions.get(
-            BODY_WRITER, {"write": lambda piece: False}
-        )["write"]
+        self._link: Link | None = extensions[LINK]["link"] if LINK in extensions else None
         self._clock = asyncio.get_running_loop().time
         self._keepalive = keepalive
         self._last_write = self._clock()
@@ -103,7 +101,7 @@ class EventStream:
 
     def write_now(self, events: bytes) -> bool:
         """Sends whole events within the call; False, with nothing sent, if that cannot be now."""
-        if self._writing or not self._write_body(events):
+        if self._writing or self._link is None or not self._link.write(events):
             return False
         self._last_write = self._clock()
         return True

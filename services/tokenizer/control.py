@@ -117,10 +117,7 @@ class Marking:
     def __init__(self, guard: ControlGuard) -> None:
         self._guard = guard
         self._pieces: list[str] = []
-        # Private-use characters: no template strips them, changes their case or escapes them.
-        nonce = "".join(chr(0xE000 + byte) for byte in secrets.token_bytes(12))
-        self._open, self._close = f"{nonce}\ue100", f"\ue101{nonce}"
-        self._placeholder = re.compile(f"{self._open}([0-9]+){self._close}")
+        self._nonce = ""  # made with the first placeholder: most prompts have none
 
     def mark(self, value: Any) -> Any:
         """A JSON value with placeholders in its strings, keys included."""
@@ -139,7 +136,8 @@ class Marking:
         parts: list[str] = []
         spans: list[tuple[int, int]] = []
         length = end = 0
-        for match in self._placeholder.finditer(rendered):
+        placeholder = re.compile(f"{self._nonce}\ue100([0-9]+)\ue101{self._nonce}")
+        for match in placeholder.finditer(rendered):
             before, piece = rendered[end : match.start()], self._pieces[int(match[1])]
             parts += [before, piece]
             start = length + len(before)
@@ -156,5 +154,8 @@ class Marking:
         return "".join(self._place(piece) if marked else piece for marked, piece in pieces)
 
     def _place(self, piece: str) -> str:
+        if not self._nonce:
+            # Private-use characters: no template strips them, changes their case or escapes them.
+            self._nonce = "".join(chr(0xE000 + byte) for byte in secrets.token_bytes(12))
         self._pieces.append(piece)
-        return f"{self._open}{len(self._pieces) - 1}{self._close}"
+        return f"{self._nonce}\ue100{len(self._pieces) - 1}\ue101{self._nonce}"

@@ -7,7 +7,6 @@ nothing of sockets; `services.gateway.sse` and `services.gateway.http` do the se
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -23,6 +22,7 @@ from services.gateway.domain import (
     TokenLogprobs,
     Usage,
 )
+from services.gateway.ids import new_id
 from services.gateway.openai.decode import Caller
 from services.gateway.openai.errors import envelope
 from services.gateway.openai.fanout import FanOut
@@ -122,7 +122,7 @@ class Head:
     def new(cls, prefix: str, object: str, gateway: Gateway, model: str) -> Head:
         """A head with a fresh id; an unnamed model is the served one."""
         model = model or served_model(gateway)
-        return cls(f"{prefix}-{uuid.uuid4().hex}", object, int(time.time()), model)
+        return cls(f"{prefix}-{new_id()}", object, int(time.time()), model)
 
     def fields(self) -> dict[str, Any]:
         return {

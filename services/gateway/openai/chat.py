@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+from msgspec import structs
+
 from services.common.errors import DeadlineExceeded, InvalidRequest
 from services.gateway.domain import Dialect, Gateway, GenerationRequest
 from services.gateway.offload import LARGE_BYTES, sized
@@ -89,6 +91,8 @@ async def model_dialect(gateway: Gateway, request: GenerationRequest) -> Dialect
     Raises:
         DeadlineExceeded, and what `Gateway.dialect` raises.
     """
+    if request.timeout is None:
+        return await gateway.dialect(request.model)
     try:
         async with asyncio.timeout(request.timeout):
             return await gateway.dialect(request.model)
@@ -110,7 +114,10 @@ def shape_output(
     if tools.required and dialect.tools == "none":
         dialect = replace(dialect, tools="llama3_json")
     plan = OutputPlan(dialect, tools.names, constrained=grammar is not None)
-    return replace(request, sampling=replace(request.sampling, grammar=grammar)), plan
+    if grammar is not request.sampling.grammar:
+        held = structs.replace(request.sampling, grammar=grammar)
+        request = structs.replace(request, sampling=held)
+    return request, plan
 
 
 def _max_tokens(body: ChatBody) -> int | None:

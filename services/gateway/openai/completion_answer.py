@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from services.common.errors import ShoalError
 from services.gateway.domain import Chunk, Gateway, Prompt, TextPrompt, TokenLogprobs, Usage

@@ -32,11 +32,18 @@ class FanOut:
     def usage(self) -> Usage:
         """Counts of all prompts and choices, each prompt once."""
         each = [generation.usage for generation in self.generations]
+        if len(each) == 1:
+            return each[0]
         return Usage(
             sum(usage.prompt_tokens for usage in each),
             sum(usage.completion_tokens for usage in each),
             sum(usage.cached_tokens for usage in each),
         )
+
+    @property
+    def ended(self) -> bool:
+        """No chunk follows those that were taken, as far as is known here."""
+        return len(self.generations) == 1 and self.generations[0].ended
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
         if len(self.generations) == 1:
@@ -52,8 +59,10 @@ class FanOut:
         """Gives every generation up; harmless after the end."""
         for pump in self._pumps:
             pump.cancel()
-        await asyncio.gather(*self._pumps, return_exceptions=True)
-        await asyncio.gather(*(generation.aclose() for generation in self.generations))
+        if self._pumps:
+            await asyncio.gather(*self._pumps, return_exceptions=True)
+        for generation in self.generations:
+            await generation.aclose()
 
     async def _merge(self) -> AsyncIterator[Chunk]:
         """Chunks in the order in which they come; one task a prompt feeds them in."""

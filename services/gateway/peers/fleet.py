@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -74,16 +74,19 @@ class PeerFleet:
             sources.workers,
             lambda address: self._make_worker(address, times),
             sources.tls,
+            self.announce_change,
         )
         self.tokenizers = PeerPool(
             sources.tokenizers,
             lambda address: TokenizerPeer(address, times, self.announce_change),
             sources.tls,
+            self.announce_change,
         )
         self.detokenizers = PeerPool(
             sources.detokenizers,
             lambda address: DetokenizerPeer(address, times, self.announce_change),
             sources.tls,
+            self.announce_change,
         )
         self.local_decoder = local_decoder
         self.num_reencodes = 0  # encodes repeated because their tokenizer was lost
@@ -95,6 +98,8 @@ class PeerFleet:
         self._index = index
         self._changed = asyncio.Event()
         self._num_changes = 0
+        self._models: dict[str, Model] = {}
+        self._models_at = -1  # after how many changes those were the models
         self._first_seen: dict[str, int] = {}
         self._expected: dict[str, Model | None] = dict.fromkeys(expected_models)  # as last seen
         self.num_held: dict[str, int] = dict.fromkeys(("", *expected_models), 0)
@@ -152,9 +157,15 @@ class PeerFleet:
 
     # -- models
 
-    def models(self) -> dict[str, Model]:
+    def models(self) -> Mapping[str, Model]:
         """The models by name. One whose workers are all away is still listed, for as long as
         they have an address, or once it was seen if it is an expected one."""
+        if self._models_at != self._num_changes:
+            self._models = self._find_models()
+            self._models_at = self._num_changes
+        return self._models
+
+    def _find_models(self) -> dict[str, Model]:
         by_name: dict[str, list[WorkerPeer]] = {}
         for worker in self.workers:
             if worker.info is not None:
@@ -202,6 +213,8 @@ class PeerFleet:
         """The model, with or without a ready worker; None if no model is known at all, or an
         expected one is not known yet. Raises ModelNotFound or InvalidRequest."""
         models = self.models()
+        if name in models:
+            return models[name]
         if not models:
             return None
         names = sorted({*models, *self._expected})
@@ -358,6 +371,8 @@ class PeerFleet:
         if not matching and len(self.models()) == 1:
             names = {peer.model for peer in pool if peer.info is not None}
             matching = ready if len(names) == 1 else []
+        if len(matching) == 1:
+            return matching[0]
         # Among equals any: with little to do the first would get everything.
         return min(matching, key=lambda peer: (peer.outstanding, random.random()), default=None)
 

@@ -21,11 +21,17 @@ class PeerPool(Generic[P]):
     """
 
     def __init__(
-        self, source: AddressSource, make: Callable[[str], P], files: TlsFiles = NO_TLS
+        self,
+        source: AddressSource,
+        make: Callable[[str], P],
+        files: TlsFiles = NO_TLS,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
+        """`changed` is called when addresses have come or gone."""
         self._source = source
         self._make = make
         self._tls = files
+        self._changed = changed
         self._peers: dict[str, P] = {}
         self._wanted: frozenset[str] = frozenset()
         self._sessions: dict[str, asyncio.Task[None]] = {}
@@ -37,7 +43,8 @@ class PeerPool(Generic[P]):
     @property
     def ready(self) -> list[P]:
         """The peers that take new work."""
-        return [peer for peer in self if peer.ready]
+        wanted = self._wanted
+        return [peer for address, peer in self._peers.items() if address in wanted and peer.ready]
 
     @property
     def num_handles(self) -> int:
@@ -76,3 +83,4 @@ class PeerPool(Generic[P]):
             peer.tls = self._tls
             self._sessions[address] = asyncio.create_task(peer.run())
         self.release_unwanted()
+        self._changed()

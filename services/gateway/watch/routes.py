@@ -77,6 +77,7 @@ class _FeedEndpoint:
         await read_body(scope, receive, self._limits)
         stream = EventStream(send, keepalive=self._keepalive)
         error = await while_connected(
+            scope,
             receive,
             self._serve(stream),
             until_tick=stream.until_keepalive,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -70,7 +69,7 @@ class Rig:
 
 def request(prompt: str | Prompt = "hello", **changes: Any) -> GenerationRequest:
     """A request of 10 tokens, with changes to it or (by their names) to its sampling."""
-    names = {field.name for field in dataclasses.fields(Sampling)}
+    names = set(Sampling.__struct_fields__)
     sampling = {name: changes.pop(name) for name in list(changes) if name in names}
     sampling.setdefault("max_tokens", 10)
     changes.setdefault("model", "")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from services.common.errors import ModelNotFound, ShoalError
 from services.gateway.domain import (
@@ -51,14 +53,20 @@ class FakeGeneration:
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     reached: asyncio.Event = field(default_factory=asyncio.Event)  # at an event to wait for
     completion_tokens: int = 0
+    num_played: int = 0
     write: TextWriter = lambda index, text: False
 
     @property
     def usage(self) -> Usage:
         return Usage(len(self.prompt_token_ids), self.completion_tokens, cached_tokens=1)
 
+    @property
+    def ended(self) -> bool:
+        return self.num_played == len(self.steps)
+
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         for step in self.steps:
+            self.num_played += 1
             if isinstance(step, asyncio.Event):
                 self.reached.set()
                 await step.wait()

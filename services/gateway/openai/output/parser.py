@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.gateway.domain import Dialect, FinishReason, ReasoningState
+from services.gateway.ids import new_id
 from services.gateway.openai.output.pieces import ContentParser, Piece, TextParser
 from services.gateway.openai.output.reasoning import ReasoningParser
 from services.gateway.openai.output.tool_calls import HERMES, LLAMA3_JSON, ToolCallParser
@@ -16,7 +16,7 @@ _SYNTAXES = {"hermes": HERMES, "llama3_json": LLAMA3_JSON}
 
 def new_call_id() -> str:
     """An id for a tool call."""
-    return f"call_{uuid.uuid4().hex[:24]}"
+    return f"call_{new_id()[:24]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import msgspec
 
 from services.common.errors import ErrorCode, ShoalError
 from services.gateway.domain import Chunk, FinishReason, Gateway, TokenLogprobs, Usage
+from services.gateway.ids import new_id
 from services.gateway.openai.answer import Choice, cached_tokens, served_model
 from services.gateway.openai.fanout import FanOut
 from services.gateway.openai.logprobs import chat_logprobs
@@ -37,7 +37,7 @@ class ResponseAnswer:
         self._sequence = 0
         self._logprobs: list[TokenLogprobs] = []  # of text that is held back
         self._finish_reason: FinishReason | None = None
-        self._id = f"resp_{uuid.uuid4().hex}"
+        self._id = f"resp_{new_id()}"
         self._created = int(time.time())
         self._model = body.model or served_model(gateway)
 

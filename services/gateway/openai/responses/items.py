@@ -9,10 +9,10 @@ One item is open at a time; the next piece of another kind closes it.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from services.gateway.ids import new_id
 from services.gateway.openai.output.pieces import CallStart, Content, Piece, Reasoning
 
 Event = dict[str, Any]
@@ -133,4 +133,4 @@ class OutputItems:
 
 
 def _new_id(prefix: str) -> str:
-    return f"{prefix}_{uuid.uuid4().hex}"
+    return f"{prefix}_{new_id()}"
