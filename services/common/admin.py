@@ -10,6 +10,7 @@ import asyncio
 import ipaddress
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from email.utils import formatdate
@@ -151,10 +152,17 @@ def _listen(address: str) -> socket.socket:
 class _DatedState(ServerState):
     """Makes the Date header when a response needs it; uvicorn makes it by the clock."""
 
+    _second = 0
+    _headers: list[tuple[bytes, bytes]]
+
     @property
     def default_headers(self) -> list[tuple[bytes, bytes]]:
         """Headers of every response."""
-        return [(b"date", formatdate(usegmt=True).encode())]
+        second = int(time.time())
+        if second != self._second:
+            self._second = second
+            self._headers = [(b"date", formatdate(second, usegmt=True).encode())]
+        return self._headers
 
     @default_headers.setter
     def default_headers(self, value: list[tuple[bytes, bytes]]) -> None:

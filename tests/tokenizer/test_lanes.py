@@ -11,7 +11,7 @@ import pytest
 from services.common.errors import InvalidRequest
 from services.common.text.vocabulary import build_vocabulary
 from services.tokenizer.encoder import Encoder, Prepared
-from services.tokenizer.lanes import LONG_CHARACTERS, Encoded, Lanes, Prepare
+from services.tokenizer.lanes import LONG_CHARACTERS, TINY_CHARACTERS, Encoded, Lanes, Prepare
 
 
 class SlowEncoder(Encoder):
@@ -31,6 +31,9 @@ class SlowEncoder(Encoder):
         if any(item.text == "fault" for item in prepared):
             raise RuntimeError("a fault")
         return super().encode(prepared)
+
+
+QUEUED = TINY_CHARACTERS + 1
 
 
 def text(value: str) -> Prepare:
@@ -60,10 +63,10 @@ async def test_what_queues_up_is_one_batch_and_cancelled_prompts_are_left_out(
     encoder.go.clear()
     encoder.waiting.clear()
     async with Lanes(encoder, 1) as lanes:
-        first = asyncio.create_task(lanes.encode(text("wait"), 4))
+        first = asyncio.create_task(lanes.encode(text("wait"), QUEUED))
         await asyncio.to_thread(encoder.waiting.wait, 30)
         encoder.batches.clear()
-        others = [asyncio.create_task(lanes.encode(text(c), 1)) for c in "abcdef"]
+        others = [asyncio.create_task(lanes.encode(text(c), QUEUED)) for c in "abcdef"]
         await asyncio.sleep(0)  # they are queued now
         others[2].cancel()
         await asyncio.wait([others[2]])
@@ -75,7 +78,18 @@ async def test_what_queues_up_is_one_batch_and_cancelled_prompts_are_left_out(
         assert encoder.batches == [5]
 
 
-async def test_a_fault_is_its_own_prompts(encoder: SlowEncoder) -> None:
+async def test_many_tiny_prompts_do_not_hold_the_event_loop(encoder: SlowEncoder) -> None:
+    encoder.batches.clear()
+    async with Lanes(encoder, 1) as lanes:
+        answers = await asyncio.gather(*[lanes.encode(text(chr(i)), 1) for i in range(100)])
+        assert [answer.token_ids for answer in answers] == [[i] for i in range(100)]
+        assert encoder.batches == [1] * 64 + [36]  # at once, and the rest in a thread
+        assert (await lanes.encode(text("z"), 1)).token_ids == [122]
+        assert encoder.batches[-1] == 1
+
+
+@pytest.mark.parametrize("size", [1, QUEUED])
+async def test_a_fault_is_its_own_prompts(encoder: SlowEncoder, size: int) -> None:
     def refuse(encoder: Encoder) -> Prepared:
         raise InvalidRequest("no")
 
@@ -83,8 +97,9 @@ async def test_a_fault_is_its_own_prompts(encoder: SlowEncoder) -> None:
         raise RuntimeError("broken")
 
     async with Lanes(encoder, 1) as lanes:
+        prompts = (text("a"), refuse, text("fault"), fail, text("b"))
         outcomes = await asyncio.gather(
-            *[lanes.encode(how, 1) for how in (text("a"), refuse, text("fault"), fail, text("b"))],
+            *(lanes.encode(how, size) for how in prompts),
             return_exceptions=True,
         )
         kinds = [type(outcome) for outcome in outcomes]

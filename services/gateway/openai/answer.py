@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
+from msgspec import Struct
 
 from services.common.errors import ShoalError
 from services.gateway.domain import (
@@ -96,8 +97,7 @@ class Answer(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Struct, frozen=True):
     """A decoded call: what to generate, and how to answer.
 
     `params` are the names of fields that this endpoint calls otherwise than chat does.
@@ -106,11 +106,10 @@ class Job:
     requests: tuple[GenerationRequest, ...]
     stream: bool
     answer: Callable[[Gateway, FanOut], Answer]
-    params: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(Struct, frozen=True):
     """What every object of one answer repeats."""
 
     id: str

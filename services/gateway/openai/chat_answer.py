@@ -7,10 +7,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from services.common.errors import ShoalError
 from services.gateway.domain import Chunk, Gateway, Usage
@@ -29,8 +29,7 @@ from services.gateway.openai.output.pieces import CallStart, Content, Piece, Rea
 from services.gateway.sse import DONE, json_object, json_text
 
 
-@dataclass(frozen=True, slots=True)
-class ChatOptions:
+class ChatOptions(Struct, frozen=True):
     """What an answer must know of its request."""
 
     model: str

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from services.common.errors import InvalidRequest, Unsupported
 from services.common.tracing import NO_TRACE, TraceContext
@@ -126,8 +126,7 @@ def object_json(name: str, value: Mapping[str, Any] | list[dict[str, Any]] | Non
     raise InvalidRequest(f"{name} is nested too deeply", param=name)
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(Struct, frozen=True):
     """What a request's headers say."""
 
     request_id: str

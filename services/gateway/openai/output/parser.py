@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from services.gateway.domain import Dialect, FinishReason, ReasoningState
 from services.gateway.ids import new_id
@@ -19,8 +20,7 @@ def new_call_id() -> str:
     return f"call_{new_id()[:24]}"
 
 
-@dataclass(frozen=True, slots=True)
-class OutputPlan:
+class OutputPlan(Struct, frozen=True):
     """What a request's outputs may hold beside content.
 
     `tool_names` are the tools that may be called. An output that a grammar shapes is

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from msgspec import Struct
+
 from services.common.errors import InvalidRequest, Unsupported
 
 MAX_TOOLS = 128
@@ -24,8 +26,7 @@ class Tool:
     strict: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ToolUse:
+class ToolUse(Struct, frozen=True):
     """The tools that may be called in one output, and whether one must be."""
 
     tools: tuple[Tool, ...] = ()
