@@ -49,8 +49,15 @@ inline vec sums(const vec (&v)[LANES]) {
 // Turns the first `count` scores of a tile into weights e^(score - maximum), the
 // others into zeros, and returns the factor that older sums shrink by.
 inline float weigh(float* scores, int count, Running& state) {
+  vec most = splat(state.maximum);
+  int whole = 0;
+  for (; whole + LANES <= count; whole += LANES) {
+    const vec w = load(scores + whole);
+    most = most < w ? w : most;
+  }
   float highest = state.maximum;
-  for (int k = 0; k < count; ++k) highest = std::max(highest, scores[k]);
+  for (int lane = 0; lane < LANES; ++lane) highest = std::max(highest, most[lane]);
+  for (; whole < count; ++whole) highest = std::max(highest, scores[whole]);
   const float shrink = std::exp(state.maximum - highest);
   vec total = vec{};
   for (int k = 0; k < KEY_TILE; k += LANES) {
@@ -66,6 +73,31 @@ inline float weigh(float* scores, int count, Running& state) {
   return shrink;
 }
 
+// Where the keys and values of a tile are: `count` of them from position `base` on. Past the end
+// stands the last again, which is never weighed.
+struct Tile {
+  const float* keys[KEY_TILE];
+  const float* values[KEY_TILE];
+
+  void locate(const Pool& pool, const int32_t* pages, int base, int count) {
+    for (int k = 0; k < KEY_TILE; ++k) {
+      const int position = base + std::min(k, count - 1);
+      keys[k] = pool.at(pool.keys, pages, position);
+      values[k] = pool.at(pool.values, pages, position);
+    }
+  }
+};
+
+// Asks for part `part` of `parts` of a token's key and value, for the second-level cache.
+template <int DIM>
+void prefetch(const float* key, const float* value, int part, int parts) {
+  constexpr int LINE = 16;  // floats in a line of the cache
+  for (int d = part * LINE; d < DIM; d += parts * LINE) {
+    __builtin_prefetch(key + d, 0, 2);
+    __builtin_prefetch(value + d, 0, 2);
+  }
+}
+
 // One decode row: `group` queries of one KV head over `length` keys.
 // query, out: [group, dim].
 template <int DIM>
@@ -73,23 +105,23 @@ void decode(const Pool& pool, const int32_t* pages, int length, const float* que
             int group, float scale) {
   constexpr int N = DIM / LANES;
   alignas(64) float scores[KEY_TILE];
-  const float* keys[KEY_TILE];
-  const float* values[KEY_TILE];
+  Tile tiles[2];  // this one and the next, which is fetched from memory meanwhile: pages lie anywhere
+  Tile *tile = &tiles[0], *next = &tiles[1];
   std::vector<Running> state(group, Running{-INFINITY, 0.0f});
   std::memset(out, 0, sizeof(float) * group * DIM);
+  tile->locate(pool, pages, 0, std::min(KEY_TILE, length));
   for (int base = 0; base < length; base += KEY_TILE) {
     const int count = std::min(KEY_TILE, length - base);
-    for (int k = 0; k < KEY_TILE; ++k) {  // past the end, the last key again: never weighed
-      const int position = base + std::min(k, count - 1);
-      keys[k] = pool.at(pool.keys, pages, position);
-      values[k] = pool.at(pool.values, pages, position);
-    }
+    const int following = std::min(KEY_TILE, length - base - count);
+    if (following) next->locate(pool, pages, base + KEY_TILE, following);
     for (int h = 0; h < group; ++h) {  // the tile is in the first-level cache after one head
       const float* q = query + h * DIM;
       for (int first = 0; first < count; first += LANES) {
         vec dots[LANES];
         for (int k = 0; k < LANES; ++k) {
-          const float* key = keys[first + k];
+          const float* key = tile->keys[first + k];
+          if (first + k < following)
+            prefetch<DIM>(next->keys[first + k], next->values[first + k], h, group);
           vec even = load(q) * load(key), odd = vec{};
           for (int i = 1; i < N; ++i) {
             vec& dot = i % 2 ? odd : even;
@@ -103,9 +135,10 @@ void decode(const Pool& pool, const int32_t* pages, int length, const float* que
       vec acc[N];
       for (int i = 0; i < N; ++i) acc[i] = load(out + h * DIM + i * LANES) * shrink;
       for (int k = 0; k < count; ++k)
-        for (int i = 0; i < N; ++i) acc[i] += scores[k] * load(values[k] + i * LANES);
+        for (int i = 0; i < N; ++i) acc[i] += scores[k] * load(tile->values[k] + i * LANES);
       for (int i = 0; i < N; ++i) store(out + h * DIM + i * LANES, acc[i]);
     }
+    std::swap(tile, next);
   }
   for (int h = 0; h < group; ++h)
     for (int i = 0; i < N; ++i)
@@ -168,26 +201,20 @@ void prefill(const Pool& pool, const int32_t* pages, int start, int rows, const 
              int64_t query_stride, float* out, int64_t out_stride, int group, float scale) {
   alignas(64) float keys[DIM * KEY_TILE];  // transposed: [dim, key]
   alignas(64) float scores[2 * KEY_TILE];
-  const float* values[KEY_TILE];
+  Tile tile;
   const int padded = rows + rows % 2;  // an odd last row is computed twice
   std::vector<float> acc(size_t(group) * padded * DIM, 0.0f);
   std::vector<Running> state(size_t(group) * padded, Running{-INFINITY, 0.0f});
   for (int base = 0; base < start + rows; base += KEY_TILE) {
     const int count = std::min(KEY_TILE, start + rows - base);
-    for (int first = 0; first < KEY_TILE; first += LANES) {
-      const float* rows_of_keys[LANES];
-      for (int k = 0; k < LANES; ++k) {
-        const int position = base + std::min(first + k, count - 1);
-        rows_of_keys[k] = pool.at(pool.keys, pages, position);
-        values[first + k] = pool.at(pool.values, pages, position);
-      }
+    tile.locate(pool, pages, base, count);
+    for (int k = 0; k < KEY_TILE; k += LANES)
       for (int d = 0; d < DIM; d += LANES) {
         vec block[LANES];
-        for (int k = 0; k < LANES; ++k) block[k] = load(rows_of_keys[k] + d);
+        for (int i = 0; i < LANES; ++i) block[i] = load(tile.keys[k + i] + d);
         transpose(block);
-        for (int i = 0; i < LANES; ++i) store(keys + (d + i) * KEY_TILE + first, block[i]);
+        for (int i = 0; i < LANES; ++i) store(keys + (d + i) * KEY_TILE + k, block[i]);
       }
-    }
     for (int h = 0; h < group; ++h) {
       // Rows before the tile's first key see none of it.
       for (int r = std::max(0, base - start) / 2 * 2; r < rows; r += 2) {
@@ -207,7 +234,7 @@ void prefill(const Pool& pool, const int32_t* pages, int start, int rows, const 
           }
           visible = std::max(visible, seen);
         }
-        mix_pair<DIM>(acc.data() + size_t(h * padded + r) * DIM, scores, shrink, values, visible);
+        mix_pair<DIM>(acc.data() + size_t(h * padded + r) * DIM, scores, shrink, tile.values, visible);
       }
     }
   }

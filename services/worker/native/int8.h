@@ -150,12 +150,7 @@ void int8_rows(const int8_t* x, const float* x_scales, const uint8_t* weights, c
       high[r] += minimum1 * own[1];
     }
   }
-  for (int r = 0; r < ROWS; ++r) {
-    alignas(64) float sums[PANEL];
-    store(sums, low[r]);
-    store(sums + LANES, high[r]);
-    for (int n = 0; n < width; ++n) out[r * stride + n] = bias ? sums[n] + bias[n] : sums[n];
-  }
+  for (int r = 0; r < ROWS; ++r) finish(out + r * stride, low[r], high[r], bias, width);
 }
 
 template <bool NARROW>

@@ -10,6 +10,17 @@ constexpr int PANEL = 2 * LANES;  // outputs computed together
 constexpr int ROW_BLOCK = 6;      // rows computed together: 12 sums, in registers
 constexpr int ROW_TILE = 96;      // rows whose inputs stay in the second-level cache
 
+// Writes a row's sums for `width` outputs of a panel.
+inline void finish(float* out, vec low, vec high, const float* bias, int width) {
+  const int second = width - LANES;
+  if (bias) {
+    low += load_part(bias, std::min(width, LANES));
+    if (second > 0) high += load_part(bias + LANES, second);
+  }
+  store_part(out, low, std::min(width, LANES));
+  if (second > 0) store_part(out + LANES, high, second);
+}
+
 // Each output is one chain of multiply-adds over its inputs in order, whatever rows it is
 // computed with. panel: [in, PANEL]; x: rows `in` apart; out: rows `stride` apart.
 template <int ROWS>
@@ -24,12 +35,7 @@ void linear_rows(const float* x, const float* panel, const float* bias, int in, 
       high[r] += value * w1;
     }
   }
-  for (int r = 0; r < ROWS; ++r) {
-    alignas(64) float sums[PANEL];
-    store(sums, low[r]);
-    store(sums + LANES, high[r]);
-    for (int n = 0; n < width; ++n) out[r * stride + n] = bias ? sums[n] + bias[n] : sums[n];
-  }
+  for (int r = 0; r < ROWS; ++r) finish(out + r * stride, low[r], high[r], bias, width);
 }
 
 // One panel of outputs for a tile of rows, in blocks of nearly equal height: a block of one or

@@ -69,12 +69,16 @@ inline void transpose(vec (&m)[LANES]) {
 
 // A vector of `count` numbers, zeros after them, so that a tail takes the same path.
 inline vec load_part(const float* p, int count) {
+  if (count == LANES) return load(p);
   vec v = vec{};
   std::memcpy(&v, p, sizeof(float) * count);
   return v;
 }
 
-inline void store_part(float* p, vec v, int count) { std::memcpy(p, &v, sizeof(float) * count); }
+inline void store_part(float* p, vec v, int count) {
+  if (count == LANES) return store(p, v);
+  std::memcpy(p, &v, sizeof(float) * count);
+}
 
 // Memory for a kernel's own use; not cleared.
 template <typename T>
