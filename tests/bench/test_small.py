@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from bench import encode, fleet, gateways, grpc_session, quota, routing, watching
+from bench import encode, gateways, grpc_session, quota, routing, watching
 from bench.figures import OWN, Rounds
 
 
@@ -34,11 +34,7 @@ async def test_gateways_are_measured_free_and_held() -> None:
 
 
 @pytest.mark.integration
-async def test_a_fleet_and_its_grpc_are_measured() -> None:
-    rounds = Rounds()
-    await fleet.measure(fleet.BenchConfig(streams=2, requests=4, max_tokens=8, rounds=2), rounds)
-    assert {"tokens/s", "CPU us a token of client"} <= set(rounds.measures)
-    assert len(rounds.as_json()["tokens/s"][OWN]) == 2
+async def test_sessions_are_compared_with_calls() -> None:
     ways = Rounds()
     config = grpc_session.BenchConfig(streams=2, requests=4, max_tokens=8, rounds=1)
     await grpc_session.measure(config, ways)

@@ -326,6 +326,9 @@ async def test_a_saved_conversation_goes_on_elsewhere(tmp_path: Path) -> None:
         ("[]", "is not a saved conversation"),
         ('{"messages": [], "settings": ["seed"]}', "is not a saved conversation"),
         ('{"messages": [], "settings": 7}', "is not a saved conversation"),
+        ('{"messages": [], "settings": {"temperature": NaN}}', "no request can carry"),
+        ('{"messages": [], "settings": {"temperature": -Infinity}}', "no request can carry"),
+        ('{"messages": [], "settings": {"temperature": 1e999}}', "no request can carry"),
     ],
 )
 async def test_what_cannot_be_loaded_changes_nothing(
