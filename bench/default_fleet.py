@@ -19,7 +19,7 @@ from typing import Any
 from bench import figures
 from bench.figures import Rounds
 from services.client.bench.config import BenchConfig as ClientConfig
-from services.common.config import borrow, option, parse, to_argv
+from services.common.config import borrow, option, parse, share, to_argv
 from services.common.process import child_environment
 from services.fleet.config import FleetConfig
 from services.fleet.display import open_display
@@ -47,14 +47,15 @@ class BenchConfig:
     input_len: int = borrow(ClientConfig, "input_len", default=64)
     output_len: int = borrow(ClientConfig, "output_len", default=16)
     report: str = borrow(ClientConfig, "report")
-    model: str = option("", "hub id, directory or .gguf file; default: the embedded model")
+    model: str = borrow(FleetConfig, "model")
+    engine: str = borrow(FleetConfig, "engine")
     rounds: int = option(3, "sweeps on one fleet, each with other prompts")
     json: str = option("", "file for the figures; default: none")
 
 
 async def measure(config: BenchConfig, rounds: Rounds) -> None:
     """Starts the fleet, sweeps and stops it. Raises RuntimeError if `shoal bench` fails."""
-    fleet_config = FleetConfig(model=config.model, port=0, grpc_port=-1, log_level="warning")
+    fleet_config = share(FleetConfig, config, port=0, grpc_port=-1, log_level="warning")
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as directory:
         output = Path(directory) / "runs.json"
         async with LocalFleet(fleet_config, open_display()) as fleet:

@@ -38,6 +38,7 @@ _WORDS = ("the", "cat", "and", "her", "old", "friend", "went", "down", "to", "th
 _NUM_TEXTS = 64  # that are encoded over and over
 _SHORT_WORDS, _SHORT_CLIENTS = 30, 4
 _DEFAULT_THREADS = 0
+ONE = "1 process"
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ async def measure(config: BenchConfig, rounds: Rounds) -> None:
             range(1, config.tokenizers + 1), map(int, config.threads)
         ):
             async with _running(config, count, threads) as tokenizers:
-                await _throughput(config, tokenizers, f"{count} processes", threads, rounds)
+                name = ONE if count == 1 else f"{count} processes"
+                await _throughput(config, tokenizers, name, threads, rounds)
         async with _running(config, 1, _DEFAULT_THREADS) as tokenizers:
             await _short_beside_long(config, tokenizers, rounds)
 
@@ -122,7 +124,7 @@ async def _short_beside_long(config: BenchConfig, tokenizers: Tokenizers, rounds
     for name, times in (("alone", alone), (f"beside {config.long_words:,} words", beside)):
         for percent in (50, 99):
             value = float(np.percentile(times, percent)) * 1000
-            rounds.add("1 processes", f"short prompt, p{percent} ms, {name}", value)
+            rounds.add(ONE, f"short prompt, p{percent} ms, {name}", value)
 
 
 async def _times(tokenizers: Tokenizers, texts: list[str], seconds: float) -> list[float]:

@@ -16,9 +16,9 @@ from cycler import cycler
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, ScalarFormatter
 
-from bench import bookkeeping
+from bench import bookkeeping, encode
 from bench.figures import OWN, Rounds, number
 
 Report = dict[str, Any]  # what a benchmark wrote
@@ -45,6 +45,8 @@ def draw(report: Report, directory: Path) -> list[Path]:
     for name, picture in PICTURES.get(report["bench"], {}).items():
         with pyplot.rc_context(_STYLE):
             figure = picture(report)
+            for axes in figure.axes:
+                _plain_numbers(axes)
             _caption(figure, report)
             path = directory / f"bench-{name}.svg"
             figure.savefig(path, format="svg", metadata={"Date": None})
@@ -59,9 +61,21 @@ def caption(report: Report) -> str:
     facts = dict(report["machine"])
     date, processor = facts.pop("date"), facts.pop("cpu")
     versions = ", ".join(f"{name} {version}" for name, version in facts.items())
-    count = (report.get("flags") or report.get("config") or {}).get("rounds")
-    spread = f"; medians of {count} rounds, least to most" if count else ""
+    count = (report.get("flags") or report.get("config") or {}).get("rounds") or 1
+    spread = f"; medians of {count} rounds, least to most" if count > 1 else "; one round"
     return f"{date}; {processor}; {versions}{spread}"
+
+
+def _plain_numbers(axes: Axes) -> None:
+    """Has y begin at 0 where it is no logarithm, and none of its ticks be a power."""
+    if axes.get_yscale() == "log":
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_minor_locator(NullLocator())
+    elif isinstance(axes.yaxis.get_major_formatter(), ScalarFormatter):
+        axes.set_ylim(bottom=0)
+    else:
+        return  # names
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
 
 
 def _caption(figure: Figure, report: Report) -> None:
@@ -117,19 +131,18 @@ def _curve(axes: Axes, rounds: Rounds, system: str, measure: str, label: str = "
     axes.set_xticks(x)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.set_ylim(bottom=0)
 
 
 def _wire_flood(report: Report) -> Figure:
     rounds = Rounds.from_json(report["rounds"])
     figure, (rate, cost) = _figure(2)
     streams = _streams(rounds, "events/s")
-    groups = {f"events/s, {n}": f"{n} streams" for n in streams if n > 1}
+    groups = {f"events/s, {n}": _streams_text(n) for n in streams if n > 1}
     if 1 in streams:
         groups = {"tokens/s, 1": "1 stream, tokens"} | groups
     _bars(rate, rounds, groups)
     rate.set_title("A flood: events a second")
-    _bars(cost, rounds, {f"CPU us a token, {n}": f"{n} streams" for n in streams})
+    _bars(cost, rounds, {f"CPU us a token, {n}": _streams_text(n) for n in streams})
     cost.set_title("CPU time a token, µs, all processes")
     rate.legend(fontsize=8, frameon=False)
     return figure
@@ -140,11 +153,15 @@ def _wire_latency(report: Report) -> Figure:
     figure, panels = _figure(2)
     for axes, percent in zip(panels, ("p50", "p99"), strict=True):
         streams = _streams(rounds, f"added {percent} ms")
-        _bars(axes, rounds, {f"added {percent} ms, {n}": f"{n} streams" for n in streams})
+        _bars(axes, rounds, {f"added {percent} ms, {n}": _streams_text(n) for n in streams})
         axes.set_yscale("log")
         axes.set_title(f"Added latency {percent}, ms, 50 tokens/s a stream")
     panels[0].legend(fontsize=8, frameon=False)
     return figure
+
+
+def _streams_text(number_of: int) -> str:
+    return "1 stream" if number_of == 1 else f"{number_of} streams"
 
 
 def _streams(rounds: Rounds, measure: str) -> list[int]:
@@ -174,7 +191,7 @@ def _encode(report: Report) -> Figure:
     for name, values in report["rounds"].items():
         head, _, load = name.partition(" ms, ")
         if head.startswith("short prompt"):
-            for value in values["1 processes"]:
+            for value in values[encode.ONE]:
                 shown.add(load, head.partition(", ")[2], value)
     _bars(beside, shown, {name: name for name in shown.measures})
     beside.set_title("A prompt of 30 words at one process, ms")

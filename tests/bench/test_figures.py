@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bench import __main__ as everything
-from bench import bars, bookkeeping, figures, page, plots
+from bench import bars, bookkeeping, encode, figures, page, plots
 from bench.figures import Rounds, table
 
 README = Path(__file__).parents[2] / "bench" / "README.md"
@@ -125,12 +125,12 @@ REPORTS = {
     "encode": of(
         {
             **{
-                f"{measure}, {threads}": {"1 processes": [9.0, 8.0], "2 processes": [9.5]}
+                f"{measure}, {threads}": {encode.ONE: [9.0, 8.0], "2 processes": [9.5]}
                 for measure in ("thousand tokens/s", "CPU us a token")
                 for threads in (1, 2)
             },
-            "short prompt, p50 ms, alone": {"1 processes": [1.0]},
-            "short prompt, p50 ms, beside 9 words": {"1 processes": [1.5]},
+            "short prompt, p50 ms, alone": {encode.ONE: [1.0]},
+            "short prompt, p50 ms, beside 9 words": {encode.ONE: [1.5]},
         }
     ),
     "bookkeeping": of(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from bench import encode, gateways, grpc_session, quota, routing, watching
+from bench import default_fleet, encode, gateways, grpc_session, quota, routing, watching
 from bench.figures import OWN, Rounds
 
 
@@ -54,6 +55,24 @@ async def test_short_prompts_are_measured_beside_a_long_one() -> None:
         "short prompt, p99 ms, alone",
         "short prompt, p99 ms, beside 500 words",
     } <= positive(rounds)
+
+
+@pytest.mark.integration
+async def test_a_fleet_is_measured_by_its_client(tmp_path: Path) -> None:
+    rounds = Rounds()
+    config = default_fleet.BenchConfig(
+        sweep_concurrency=("1", "2"),
+        num_prompts=2,
+        output_len=4,
+        report=str(tmp_path / "report.html"),
+        model="byte",
+        engine="fake",
+        rounds=1,
+    )
+    await default_fleet.measure(config, rounds)
+    assert rounds.systems == ["1 at once", "2 at once"]
+    assert set(default_fleet.MEASURES) == positive(rounds)
+    assert "shoal bench" in (tmp_path / "report.html").read_text()
 
 
 def test_routing_and_watching_have_their_figures() -> None:

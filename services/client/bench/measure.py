@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import gc
 import os
 import random
@@ -15,6 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 from rich.console import Console
 
+from services import __version__
 from services.client.answer import Failure
 from services.client.bench.arrivals import arrival_times
 from services.client.bench.config import SYNTHETIC, BenchConfig
@@ -206,5 +208,6 @@ def conditions(config: BenchConfig, model: str) -> dict[str, str]:
         **({"Input / output tokens": lengths} if config.dataset_name in SYNTHETIC else {}),
         "Requests a run": str(config.num_prompts),
         "Seed": str(config.seed),
-        "Client": f"{os.cpu_count()} cores, one used",
+        "Client": f"shoal {__version__}, {os.cpu_count()} cores, one used",
+        "Date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }

@@ -14,24 +14,36 @@ from services.client.bench.svg import Series, chart
 from services.client.bench.table import notes
 
 _CDF_POINTS = 200
+_PERCENTS = (50.0, 90.0, 99.0)  # of the table
+_SHORT = {  # how the table calls the metrics
+    "ttft": "TTFT",
+    "scheduled_ttft": "TTFT from due",
+    "tpot": "TPOT",
+    "itl": "ITL",
+    "e2el": "E2EL",
+    "scheduled_e2el": "E2EL from due",
+}
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --back: #fff; --grid: #e3e6ea; --soft: #5b6570;
   --s0: #0b62c4; --s1: #c2410c; --s2: #15803d; --s3: #7e22ce; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e8eb; --back: #14171a; --grid: #2b3036;
   --soft: #9aa4af; --s0: #6cb0ff; --s1: #ff9e64; --s2: #6fd08c; --s3: #c9a1ff; } }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--back);
-  max-width: 1180px; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; }
-th, td { padding: .25rem .75rem; text-align: right; border-bottom: 1px solid var(--grid); }
-th:first-child, td:first-child { text-align: left; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(340px, 1fr)); gap: 1rem; }
+  max-width: 1200px; margin: 2rem auto; padding: 0 1rem; }
+.table { overflow-x: auto; margin: 1rem 0; }
+table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem .5rem; text-align: right; white-space: nowrap;
+  border-bottom: 1px solid var(--grid); }
+th[colspan] { text-align: center; } th:first-child, td:first-child { text-align: left; }
+.charts { display: grid; gap: 1.5rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(460px, 100%), 1fr)); }
 figure { margin: 0; } figcaption { font-weight: 600; }
-svg { width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 12px; }
-.grid { stroke: var(--grid); } polyline { fill: none; stroke-width: 2; }
+svg { width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 15px; }
+.grid { stroke: var(--grid); } polyline, .key { fill: none; stroke-width: 2; }
 .s0 { stroke: var(--s0); } .s1 { stroke: var(--s1); } .s2 { stroke: var(--s2); }
 .s3 { stroke: var(--s3); } circle { fill: var(--back); stroke-width: 2; }
-.note { color: var(--s1); } dt { color: var(--soft); float: left; clear: left; width: 11rem; }
-dd { margin-left: 11rem; }
+.note { color: var(--s1); } dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: 0 1.5rem; }
 """
 
 
@@ -76,10 +88,17 @@ def _curves(runs: Sequence[Summary]) -> list[str]:
     lines = [Series("throughput", [(offered(run), run.request_throughput) for run in runs])]
     if all(run.goodput is not None for run in runs):
         lines.append(Series("goodput", [(offered(run), run.goodput or 0.0) for run in runs]))
-    charts.append(chart("Requests answered", title, "requests a second", lines))
+    step = 0.0 if at_rates else 1.0
+    charts.append(chart("Requests answered", title, "requests a second", lines, x_step=step))
     tokens = [(offered(run), run.output_throughput) for run in runs]
     charts.append(
-        chart("Output tokens", title, "tokens a second", [Series("output tokens", tokens)])
+        chart(
+            "Output tokens",
+            title,
+            "tokens a second",
+            [Series("output tokens", tokens)],
+            x_step=step,
+        )
     )
     return charts
 
@@ -122,10 +141,11 @@ def _cdf(name: str, values: Sequence[float]) -> Series:
 
 
 def _table(runs: Sequence[Summary]) -> str:
+    """One line for each run; the percentiles of a metric stand under its name."""
     names = [name for name in TITLES if any(name in run.metrics for run in runs)]
-    percents = (50.0, 90.0, 99.0)
-    heads = ["load", "completed", "failed", "requests/s", "goodput", "output tokens/s"]
-    heads += [f"{name} p{percent:g}, ms" for name in names for percent in percents]
+    goodput = any(run.goodput is not None for run in runs)
+    counts = ["load", "completed", "failed", "requests/s", "output tokens/s"]
+    counts += ["goodput"] if goodput else []
     rows = []
     for run in runs:
         cells = [
@@ -133,13 +153,27 @@ def _table(runs: Sequence[Summary]) -> str:
             f"{run.completed:,}",
             f"{run.failed:,}",
             f"{run.request_throughput:.2f}",
-            "-" if run.goodput is None else f"{run.goodput:.2f}",
             f"{run.output_throughput:,.1f}",
         ]
+        if goodput:
+            cells.append("-" if run.goodput is None else f"{run.goodput:.2f}")
         for name in names:
             spread = run.metrics.get(name)
             found = spread.percentiles if spread else {}
-            cells += [f"{found[p] * 1000:,.2f}" if p in found else "-" for p in percents]
-        rows.append("".join(f"<td>{escape(cell)}</td>" for cell in cells))
-    head = "".join(f"<th>{escape(text)}</th>" for text in heads)
-    return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+            cells += [f"{found[p] * 1000:,.1f}" if p in found else "-" for p in _PERCENTS]
+        rows.append(_cells("td", cells))
+    heads = "".join(f'<th rowspan="2">{escape(text)}</th>' for text in counts)
+    groups = "".join(
+        f'<th colspan="{len(_PERCENTS)}" title="{escape(TITLES[name])}">{_SHORT[name]}, ms</th>'
+        for name in names
+    )
+    percents = _cells("th", [f"p{percent:g}" for percent in _PERCENTS] * len(names))
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    return (
+        f'<div class="table" tabindex="0"><table><tr>{heads}{groups}</tr>'
+        f"<tr>{percents}</tr>{body}</table></div>"
+    )
+
+
+def _cells(tag: str, texts: Sequence[str]) -> str:
+    return "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 _WIDTH, _HEIGHT = 560, 320
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 16, 72
+_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 20, 16, 88
 _DASHES = ("", "6 4", "2 3", "8 3 2 3")
 _MAX_MARKERS = 40  # of a series; more would be a smear
 
@@ -21,10 +21,12 @@ class Series:
     points: Sequence[tuple[float, float]]
 
 
-def chart(title: str, x_title: str, y_title: str, series: Sequence[Series]) -> str:
-    """One chart; both axes begin at 0."""
+def chart(
+    title: str, x_title: str, y_title: str, series: Sequence[Series], *, x_step: float = 0.0
+) -> str:
+    """One chart; both axes begin at 0, and the ticks of x are at least `x_step` apart."""
     points = [point for one in series for point in one.points]
-    x_ticks = ticks(max((x for x, _ in points), default=1.0))
+    x_ticks = ticks(max((x for x, _ in points), default=1.0), least=x_step)
     y_ticks = ticks(max((y for _, y in points), default=1.0))
     scale = _Scale(x_ticks[-1], y_ticks[-1])
     parts = [
@@ -37,13 +39,17 @@ def chart(title: str, x_title: str, y_title: str, series: Sequence[Series]) -> s
     return f"<figure><figcaption>{escape(title)}</figcaption>{''.join(parts)}</figure>"
 
 
-def ticks(top: float, count: int = 5) -> list[float]:
-    """Round numbers from 0 to the first at or above `top`, about `count` steps apart."""
+def ticks(top: float, count: int = 5, least: float = 0.0) -> list[float]:
+    """Round numbers from 0 to the first at or above `top`, about `count` steps apart.
+
+    The steps are not below `least`, which is round itself.
+    """
     if not top > 0:
         return [0.0, 1.0]
     rough = top / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
+    step = max(step, least)
     steps = math.ceil(top / step - 1e-9)
     return [round(index * step, 12) for index in range(steps + 1)]
 
@@ -72,17 +78,17 @@ def _axes(
     for value in y_ticks:
         y = scale.y(value)
         parts.append(f'<line class="grid" x1="{_LEFT}" y1="{y}" x2="{right}" y2="{y}"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{value:g}</text>')
+        parts.append(f'<text x="{_LEFT - 8}" y="{y + 5}" text-anchor="end">{value:g}</text>')
     for value in x_ticks:
         x = scale.x(value)
         parts.append(f'<line class="grid" x1="{x}" y1="{_TOP}" x2="{x}" y2="{base}"/>')
-        parts.append(f'<text x="{x}" y="{base + 16}" text-anchor="middle">{value:g}</text>')
+        parts.append(f'<text x="{x}" y="{base + 20}" text-anchor="middle">{value:g}</text>')
     middle_x, middle_y = (_LEFT + right) / 2, (_TOP + base) / 2
     parts.append(
-        f'<text x="{middle_x}" y="{base + 34}" text-anchor="middle">{escape(x_title)}</text>'
+        f'<text x="{middle_x}" y="{base + 42}" text-anchor="middle">{escape(x_title)}</text>'
     )
     parts.append(
-        f'<text transform="translate(14 {middle_y}) rotate(-90)" text-anchor="middle">'
+        f'<text transform="translate(18 {middle_y}) rotate(-90)" text-anchor="middle">'
         f"{escape(y_title)}</text>"
     )
     return parts
@@ -107,8 +113,9 @@ def _line(scale: _Scale, index: int, series: Series) -> list[str]:
 
 
 def _legend(index: int, name: str) -> str:
-    x, y = _LEFT + index % 4 * 120, _HEIGHT - 14
+    x, y = _LEFT + index % 4 * 116, _HEIGHT - 14
     return (
-        f'<line class="s{index % 4}" stroke-dasharray="{_DASHES[index % 4]}" x1="{x}" y1="{y - 4}"'
-        f' x2="{x + 24}" y2="{y - 4}"/><text x="{x + 30}" y="{y}">{escape(name)}</text>'
+        f'<line class="key s{index % 4}" stroke-dasharray="{_DASHES[index % 4]}"'
+        f' x1="{x}" y1="{y - 5}" x2="{x + 24}" y2="{y - 5}"/>'
+        f'<text x="{x + 30}" y="{y}">{escape(name)}</text>'
     )

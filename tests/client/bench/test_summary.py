@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -162,3 +163,20 @@ def test_the_report_of_one_run_has_its_distributions() -> None:
 )
 def test_ticks_are_round(top: float, expected: list[float]) -> None:
     assert ticks(top) == expected
+
+
+def test_ticks_of_what_is_counted_are_whole() -> None:
+    assert ticks(2, least=1) == [0, 1, 2]
+    assert ticks(8, least=1) == [0, 2, 4, 6, 8]
+
+
+def test_the_reports_table_groups_percentiles_and_has_no_empty_columns() -> None:
+    without = html_report({}, [summarize([record()], Load(concurrency=1))], [[record()]])
+    assert "goodput" not in without.partition("<table>")[2]
+    summary = summarize([record()], Load(concurrency=1), slos={"ttft": 1})
+    table = html_report({}, [summary], [[record()]]).partition("<table>")[2]
+    assert '<th rowspan="2">goodput</th>' in table
+    heads, _, percents, _, row, *_ = re.split("</?tr>", table)[1:]
+    groups = heads.count('<th colspan="3"')
+    assert percents.count("<th>") == 3 * groups
+    assert row.count("<td>") == heads.count('rowspan="2"') + 3 * groups
