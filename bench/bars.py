@@ -1,7 +1,11 @@
-"""What Shoal's wire is to be, beside its peers: ratios in one run of `bench.peers.wire`."""
+"""What Shoal is to be beside its peers: ratios in one run.
+
+`BARS` are of `bench.peers.wire`, `ENGINE_BARS` of `bench.engine_peers`.
+"""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,3 +74,55 @@ def _cell(bar: Bar, system: str, rounds: Rounds) -> str:
     if ratio is None:
         return "-"
     return f"{number(ratio)}, {'met' if bar.is_met(system, ratio) else '**not met**'}"
+
+
+BEST = "the best peer"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBar:
+    """A ratio of tokens a second, which is to be at least a value."""
+
+    ours: str
+    load: str
+    peer: str  # or BEST, of each round
+    value: float
+
+
+ENGINE_BARS = (
+    EngineBar("shoal none", "8 streams", "ctranslate2 float32", 1.1),
+    EngineBar("shoal none", "32 streams", "ctranslate2 float32", 1.1),
+    EngineBar("shoal none", "8 streams", "transformers", 1.5),
+    EngineBar("shoal none", "32 streams", "transformers", 1.5),
+    EngineBar("shoal int8", "8 streams", BEST, 1.2),
+    EngineBar("shoal int8", "32 streams", BEST, 1.2),
+    EngineBar("shoal int8", "single", "openvino genai", 1.0),
+    EngineBar("shoal int8", "prefill of 512", "ctranslate2 int8", 1.0),
+    EngineBar("shoal none, fleet", "32 streams", "shoal none", 0.92),
+    EngineBar("shoal int8, fleet", "32 streams", "shoal int8", 0.92),
+)
+
+
+def engine_table(rounds: Rounds) -> str:
+    """Markdown: each bar of the engine with what was reached, or that it was not measured."""
+    lines = []
+    for bar in ENGINE_BARS:
+        ratio = _engine_ratio(rounds, bar)
+        found = "not measured"
+        if ratio is not None:
+            found = f"{number(ratio)}, {'met' if ratio >= bar.value else '**not met**'}"
+        aim = f"{bar.ours}: {bar.load}, at least {bar.value:g} of {bar.peer}"
+        lines.append((aim, [found]))
+    return rows("aim", ["ratio"], lines)
+
+
+def _engine_ratio(rounds: Rounds, bar: EngineBar) -> float | None:
+    """The median of the rounds' own ratios; None without one of the two."""
+    row = rounds.as_json().get(bar.load, {})
+    peers = [name for name in row if not name.startswith(OWN)]
+    if bar.peer != BEST:
+        peers = [bar.peer] if bar.peer in row else []
+    if not peers or bar.ours not in row:
+        return None
+    bests = [max(found) for found in zip(*(row[name] for name in peers), strict=True)]
+    return statistics.median(ours / best for ours, best in zip(row[bar.ours], bests, strict=True))

@@ -80,7 +80,7 @@ class Rounds:
                 points.append((float(x), middle, min(values), max(values)))
         return sorted(points)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, dict[str, list[float]]]:
         return self._values
 
     @classmethod
@@ -182,7 +182,7 @@ def medians(rounds: Rounds, measures: Sequence[str] | None = None) -> str:
     """Markdown: median (least to most) of these measures, as far as there are any; default: all."""
     chosen = rounds.measures if measures is None else measures
     cells = [
-        (measure, [_cell(rounds, name, measure) for name in rounds.systems])
+        (measure, [cell(rounds, name, measure) for name in rounds.systems])
         for measure in chosen
         if measure in rounds.measures
     ]
@@ -196,16 +196,12 @@ def rows(corner: str, heads: Sequence[str], lines: Iterable[tuple[str, Sequence[
     return "\n".join(found)
 
 
-def _cell(rounds: Rounds, system: str, measure: str) -> str:
+def cell(rounds: Rounds, system: str, measure: str) -> str:
+    """`median (least to most)` of one measure, or a dash."""
     median, spread = rounds.median(system, measure), rounds.spread(system, measure)
     if median is None or spread is None:
         return "-"
-    return with_spread(median, *spread)
-
-
-def with_spread(median: float, least: float, most: float) -> str:
-    """`median (least to most)`."""
-    return f"{number(median)} ({number(least)} to {number(most)})"
+    return f"{number(median)} ({number(spread[0])} to {number(spread[1])})"
 
 
 def number(value: float | None) -> str:

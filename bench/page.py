@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import statistics
 from pathlib import Path
 
 from bench import bars, figures, plots
@@ -68,27 +67,26 @@ def _block(report: Report, page: Path) -> str:
 
 def _tables(report: Report) -> list[str]:
     if report["bench"] == "engine_peers":
-        return [_engine_peers(report)]
+        return _engine_peers(report)
     rounds = Rounds.from_json(report["rounds"])
     if report["bench"] == "wire":
         return [figures.medians(rounds, _WIRE), *filter(None, [bars.table(rounds)])]
     return [figures.table(rounds)]
 
 
-def _engine_peers(report: Report) -> str:
-    by_peer = report["figures"]["seconds"]
-    loads = list(next(iter(by_peer.values())))
+def _engine_peers(report: Report) -> list[str]:
+    """Tokens a second, a row a peer, and the aims; its file is by clock, peer and load."""
+    rounds = Rounds()
+    for name, row in report["figures"]["seconds"].items():
+        for load, values in row.items():
+            for value in values:
+                rounds.add(name, load, value)
     lines = [
-        (
-            name,
-            [
-                figures.with_spread(statistics.median(row[load]), min(row[load]), max(row[load]))
-                for load in loads
-            ],
-        )
-        for name, row in by_peer.items()
+        (name, [figures.cell(rounds, name, load) for load in rounds.measures])
+        for name in rounds.systems
     ]
-    return figures.rows("tokens a second", loads, lines)
+    table = figures.rows("tokens a second", rounds.measures, lines)
+    return [table, bars.engine_table(rounds)]
 
 
 def main() -> None:

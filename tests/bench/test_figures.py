@@ -72,6 +72,17 @@ def test_aims_are_judged_by_shoals_two_forms() -> None:
     assert bars.table(of({"events/s, 64": {"shoal": [1.0]}})) == ""
 
 
+def test_the_engines_aims_are_judged_round_by_round() -> None:
+    row = {"shoal int8": [12.0, 26.0], "openvino genai": [9.0, 20.0], "transformers": [11.0, 2.0]}
+    rounds = of(
+        {"8 streams": row, "32 streams": {"shoal int8": [10.0], "shoal int8, fleet": [9.5]}}
+    )
+    lines = bars.engine_table(rounds).splitlines()
+    assert "| shoal int8: 8 streams, at least 1.2 of the best peer | 1.2, **not met** |" in lines
+    assert "| shoal int8, fleet: 32 streams, at least 0.92 of shoal int8 | 0.95, met |" in lines
+    assert sum(line.endswith("| not measured |") for line in lines) == len(bars.ENGINE_BARS) - 2
+
+
 def modules() -> list[str]:
     """Every benchmark that the README names."""
     return re.findall(r"^\| `python -m (bench\.\S+)`", README.read_text(), re.MULTILINE)
