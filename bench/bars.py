@@ -124,5 +124,5 @@ def _engine_ratio(rounds: Rounds, bar: EngineBar) -> float | None:
         peers = [bar.peer] if bar.peer in row else []
     if not peers or bar.ours not in row:
         return None
-    bests = [max(found) for found in zip(*(row[name] for name in peers), strict=True)]
+    bests: list[float] = [max(found) for found in zip(*(row[name] for name in peers), strict=True)]
     return statistics.median(ours / best for ours, best in zip(row[bar.ours], bests, strict=True))
