@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -82,7 +83,9 @@ async def test_streams_survive_the_life_of_a_release(
     async with _gateway(node) as client:
         show(f"helm test {release.name}", await asyncio.to_thread(release.say, "test"))
         undisturbed = await _stream(client, 200)
-        await _assert_only_the_paths_of_the_design(node)
+        show("kubectl get pods", await asyncio.to_thread(_addresses, cluster))
+        refused = await _assert_only_the_paths_of_the_design(node)
+        show("connections that the policies refuse", ", ".join(refused))
         async with _streaming_through(client, node, undisturbed):
             show("kubectl rollout restart", await asyncio.to_thread(_restart, cluster, release))
         async with _streaming_through(client, node, undisturbed):
@@ -103,6 +106,7 @@ async def test_streams_survive_the_life_of_a_release(
     await until(lambda: not node.running("detokenizer"))
     async with _gateway(node) as client:
         assert await _stream(client, 200) == undisturbed
+        show("a stream from the gateway that decodes", "200 tokens, the same text")
     show(f"helm uninstall {release.name}", await asyncio.to_thread(release.say, "uninstall"))
     kinds = "deployments,services,serviceaccounts,roles,rolebindings,networkpolicies,pods"
     ours = ("get", kinds, f"--namespace={NAMESPACE}", "--output=name", "-l", OURS)
@@ -120,16 +124,25 @@ async def _gateway(node: PlayedNode) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def _assert_only_the_paths_of_the_design(node: PlayedNode) -> None:
+def _addresses(cluster: Cluster) -> str:
+    """The pods with their addresses."""
+    columns = "NAME:.metadata.name,IP:.status.podIP,NODE:.spec.nodeName"
+    wide = ("get", "pods", f"--namespace={NAMESPACE}", f"--output=custom-columns={columns}")
+    return cluster.kubectl(*wide)
+
+
+async def _assert_only_the_paths_of_the_design(node: PlayedNode) -> list[str]:
     """Under the chart's NetworkPolicies the gateway reaches the others and nobody else does; what
-    serves the gateway can open no connection."""
+    serves the gateway can open no connection. Returns what was refused."""
     pods = {service: node.running(service)[0].address for service in ("gateway", *BACKENDS)}
-    for backend in BACKENDS:
-        assert await _connects(pods["gateway"], pods[backend], 50051)
-        assert not await _connects(pods[backend], pods["gateway"], 8000)
-        for other in BACKENDS:
-            if other != backend:
-                assert not await _connects(pods[backend], pods[other], 50051)
+    refused = []
+    for start, end in itertools.permutations(pods, 2):
+        port = 8000 if end == "gateway" else 50051
+        connects = await _connects(pods[start], pods[end], port)
+        assert connects == (start == "gateway"), (start, end)
+        if not connects:
+            refused.append(f"{start} to {end}:{port}")
+    return refused
 
 
 async def _connects(start: PodAddress, end: PodAddress, port: int) -> bool:
