@@ -120,6 +120,7 @@ def run(
     A system under test that failed ends it with a sentence and status 1.
     """
     logs.setup("bench", level="warning")
+    process.raise_file_limit()  # a client has a socket for each stream
 
     async def go(stop: asyncio.Event) -> int:
         rounds = Rounds()

@@ -28,11 +28,13 @@ from bench.peers.systems import Running, Shoal, Site, chat_body
 from bench.peers.wire import flood
 from services.client.connection import Pool
 from services.common.config import option, parse
+from services.gateway.config import GatewayConfig
 
 _TOKENS = 16384  # of all streams together
 _LEAST_TOKENS = 128  # of each, lest beginnings be measured
 _PATIENCE = 120.0
 _SMALL = 2  # requests that a worker with little room runs; the gateway sends it one more to wait
+_QUEUE = GatewayConfig.admission_queue  # of the gateway that is started
 _NEVER = 1 << 19  # tokens of a paced stream that is not to end
 _PACED = 0.001  # see bench/peers/steps.py
 _PROMPTS = {"a short prompt": 0, "a prompt of 1,000 words": 1000}  # words before its number
@@ -47,12 +49,14 @@ class GrowthConfig:
     streams: tuple[str, ...] = option(
         ("1", "16", "64", "256", "1024", "2000"), "streams at once", metavar="N,..."
     )
-    idle_streams: int = option(
-        1000, "idle streams, and queued requests, whose memory is measured; at most 1,024"
-    )
+    idle_streams: int = option(1000, "idle streams, and queued requests, whose memory is measured")
     rounds: int = option(3, "fleets that are measured one after the other")
     detokenizers: int = option(1, "0: the gateway decodes")
     json: str = option("", "file for the figures; default: none")
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.idle_streams <= _QUEUE:
+            raise ValueError(f"--idle-streams must be from 1 to {_QUEUE}, as many as may queue")
 
 
 async def measure(config: GrowthConfig, rounds: Rounds) -> None:

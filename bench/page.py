@@ -48,21 +48,26 @@ def fill(page: Path, directory: Path) -> list[str]:
         if not source.exists():
             return match[0]
         renewed.append(match[1])
-        text = _block({"bench": match[1], **json.loads(source.read_text())}, page)
+        text = _block({"bench": match[1], **json.loads(source.read_text())}, source, page)
         return f"<!-- figures: {match[1]} -->\n{text}\n<!-- end -->"
 
     page.write_text(_BLOCK.sub(block, page.read_text()))
     return renewed
 
 
-def _block(report: Report, page: Path) -> str:
+def _block(report: Report, source: Path, page: Path) -> str:
     images = page.parent / "images"
     images.mkdir(exist_ok=True)
     parts = []
     for picture in plots.draw(report, images):
         text = _ALTERNATIVES[picture.stem.removeprefix("bench-")]
         parts.append(f"![{text}]({picture.relative_to(page.parent)})")
-    return "\n\n".join([*parts, *_tables(report), f"*{plots.caption(report)}.*"])
+    parts += _tables(report)
+    if (whole := source.with_suffix(".html")).exists():  # of `shoal bench`
+        copy = images / f"bench-{whole.name}"
+        copy.write_text(whole.read_text())
+        parts.append(f"[The report of one run]({copy.relative_to(page.parent)})")
+    return "\n\n".join([*parts, f"*{plots.caption(report)}.*"])
 
 
 def _tables(report: Report) -> list[str]:

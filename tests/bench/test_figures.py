@@ -169,6 +169,7 @@ def test_the_page_is_renewed_where_there_are_figures(tmp_path: Path) -> None:
         (tmp_path / f"{name}.json").write_text(text)
     engine = {"machine": figures.machine(), "config": {"rounds": 3}, "figures": ENGINE}
     (tmp_path / "engine_peers.json").write_text(json.dumps(engine))
+    (tmp_path / "default_fleet.html").write_text("<p>shoal bench</p>")
     (tmp_path / "docs").mkdir()
     copy = tmp_path / "docs" / "benchmarks.md"
     names = [*REPORTS, "engine_peers", "gateways"]
@@ -182,6 +183,8 @@ def test_the_page_is_renewed_where_there_are_figures(tmp_path: Path) -> None:
     assert re.findall("old (?!gateways)", text) == []
     assert "| CPU us a token, 1 | 8.5 (8 to 9) | 3.5 (3 to 4) |" in text
     assert "| shoal none | 8.5 (8 to 9) | 20 (20 to 20) |" in text
+    assert "](images/bench-default_fleet.html)" in text
+    assert (copy.parent / "images" / "bench-default_fleet.html").exists()
     images = re.findall(r"\]\((images/\S+\.svg)\)", text)
     assert len(images) == sum(map(len, plots.PICTURES.values()))
     for image in images:
