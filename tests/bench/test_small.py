@@ -71,7 +71,8 @@ async def test_a_fleet_is_measured_by_its_client(tmp_path: Path) -> None:
     )
     await default_fleet.measure(config, rounds)
     assert rounds.systems == ["1 at once", "2 at once"]
-    assert set(default_fleet.MEASURES) == positive(rounds)
+    assert set(rounds.measures) == set(default_fleet.MEASURES)
+    assert {"output tokens/s", "TTFT p50 ms"} <= positive(rounds)  # one read may bring all tokens
     assert "shoal bench" in (tmp_path / "report.html").read_text()
 
 
