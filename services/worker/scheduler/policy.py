@@ -9,7 +9,9 @@ from services.worker.scheduler.pace import Pace
 
 _DECODE_RUN = 16  # decode-first: decode batches before waiting prompts get one
 _MIXED_RUN = 16  # mixed: batches with prompts before one decodes alone, which measures it
-_PREFILL_SHARE = 0.8  # mixed: of a decode step's time, which a chunk may add to it
+# mixed: of a decode step's time, which a chunk may add to it. With all of it the longest of many
+# gaps, which steps of uneven length decide, would be more than twice as long as before.
+_PREFILL_SHARE = 0.7
 _LEAST_CHUNK = 8
 
 
@@ -28,8 +30,8 @@ class Policy:
                     prompt stalls the streams
     decode-first    decode while there is any; prompts get one batch in 17
     mixed           all decode rows, and of the prompts what takes less than a decode step by
-                    itself: streams slow down to half their speed at most, and prompts get
-                    nearly half of the engine. Until the engine's pace is known, prompts get
+                    itself: streams keep more than half their speed, and prompts get two
+                    fifths of the engine. Until the engine's pace is known, prompts get
                     the rest of the token budget, at least a quarter.
     """
 

@@ -82,7 +82,7 @@ COSTS = {
 def test_a_long_prompt_at_most_doubles_the_gap_of_the_streams(name: str, overlap: bool) -> None:
     ratio = p99_gap_ratio(COSTS[name], "mixed", overlap=overlap)
     print(f"{name}, {overlap=}: p99 gap x {ratio:.2f}")
-    assert ratio <= 2.0
+    assert ratio <= 1.85  # steps of real engines vary, and the bar is 2
 
 
 def test_the_other_policies_stall_the_streams_by_whole_chunks() -> None:
@@ -90,7 +90,7 @@ def test_the_other_policies_stall_the_streams_by_whole_chunks() -> None:
     assert p99_gap_ratio(COSTS["a CPU"], "decode-first") > 5
 
 
-def test_prompts_get_nearly_half_of_the_engine_beside_streams() -> None:
+def test_prompts_get_two_fifths_of_the_engine_beside_streams() -> None:
     """Slower than alone, by no more than the decode steps cost and the caution in measuring."""
     harness = timed_harness(COSTS["a CPU"], "mixed")
     alone = harness.submit(PROMPT, 1)
@@ -112,7 +112,7 @@ def test_a_batch_without_streams_takes_the_whole_budget() -> None:
     policy.pace.observe(4, 0, 0.1)
     policy.pace.observe(0, 512, 0.5)
     assert policy.quota(0, prefill_waits=True).prefill_tokens == 512
-    assert policy.quota(4, prefill_waits=True).prefill_tokens == 81
+    assert policy.quota(4, prefill_waits=True).prefill_tokens == 71
 
 
 def test_one_batch_in_seventeen_decodes_alone_to_be_measured() -> None:
