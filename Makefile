@@ -28,7 +28,7 @@ chat: $(RUN_READY) ## chat in the terminal, with a running fleet or one of its o
 	@$(BIN)/python -m services chat $(ARGS)
 
 test: $(DEV_READY) ## run every test (ARGS="tests/worker -k radix ...")
-	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(if $(filter-out 1,$(JOBS)),-n $(JOBS)) $(ARGS)
+	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --no-loadscope-reorder) $(ARGS)
 
 lint: $(DEV_READY) ## check style, types, imports and protos
 	@echo "==> ruff"; $(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -17,17 +17,16 @@ from tests.integration.served import ServedFleet
 if os.environ.get("SHOAL_TEST_GPU") != "1":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-# What is in these starts fleets. One process has all of it: two fleets at once would take each
-# other's time, and a fleet that several modules share is started once.
-_FLEETS = ("chaos", "client", "clients", "fuzz", "integration", "security")
+# One process has all that uses the default fleet, or there would be two of them.
+_ON_ONE_FLEET = ("clients", "integration")
 
 
 class _Shares(LoadScopeScheduling):  # type: ignore[misc]  # the library has no types
-    """All that starts fleets is one share, every other file one of its own."""
+    """What uses the default fleet is one share, every other file one of its own."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        return "fleets" if path.split("/")[1] in _FLEETS else path
+        return "the default fleet" if path.split("/")[1] in _ON_ONE_FLEET else path
 
 
 @pytest.hookimpl(optionalhook=True)
