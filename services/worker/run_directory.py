@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-_PREFIX = "shoal-ranks-"
+_PREFIX = "shoal-run-"  # short: the path of a socket in it may have 107 bytes
 
 
 class RunDirectory:

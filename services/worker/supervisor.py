@@ -29,7 +29,7 @@ from services.worker.run_directory import RunDirectory
 log = logging.getLogger(__name__)
 
 RANK_MODULE = "services.worker.rank"
-_SOCKET = "rank.sock"
+_SOCKET = "rank"
 
 
 @dataclass(frozen=True, slots=True)
