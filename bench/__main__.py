@@ -26,7 +26,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "engine_peers": ("--loads=single", "--no-fleet"),
     "roofline": ("--prompt=64", "--rows=2", "--context=64"),
     "growth": ("--streams=1,16,64", "--idle-streams=100"),
-    "gateways": ("--streams=16", "--requests=32", "--max-tokens=32"),
+    "gateways": ("--streams=16", "--requests=32", "--max-tokens=32", "--short-requests=64"),
     "encode": ("--seconds=0.3",),
     "bookkeeping": ("--steps=5", "--largest=1000"),
     "default_fleet": ("--num-prompts=2", "--output-len=4", "--sweep-concurrency=1,2"),

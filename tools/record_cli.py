@@ -109,7 +109,7 @@ def record() -> str:
             text = _cut(shown).replace(home, "~/shoal").replace(str(Path.home()), "~")
             parts += [f"## shoal {name}\n", f"{command.summary[0].upper()}{command.summary[1:]}.\n"]
             parts += ["```console", f"$ shoal {words}", text, "```\n"]
-    return "\n".join(parts)
+    return "\n".join(parts).replace(url, "http://127.0.0.1:8000")  # the port was a free one
 
 
 if __name__ == "__main__":
