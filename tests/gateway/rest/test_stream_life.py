@@ -18,6 +18,7 @@ from services.common.errors import (
     ShoalError,
     Unavailable,
 )
+from services.gateway.config import GatewayConfig
 from services.gateway.domain import Chunk, TextWriter
 from tests.gateway.rest.conftest import KEEPALIVE
 from tests.gateway.rest.fake import FakeGateway, words
@@ -175,6 +176,24 @@ async def test_client_leaves_before_the_start(
         await gateway.start_cancelled.wait()
 
 
+@pytest.mark.parametrize("config", [GatewayConfig(max_body_bytes=4_000_000)])
+async def test_a_client_with_a_large_body_leaves(
+    address: tuple[str, int], gateway: FakeGateway
+) -> None:
+    """Reading was paused by the last piece of its body, and must go on for its end to be seen."""
+    gateway.hold_start = asyncio.Event()
+    reader, writer = await asyncio.open_connection(*address)
+    data = json.dumps(chat_body(messages=[{"role": "user", "content": "x" * 3_000_000}])).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n"
+    writer.write(head.encode() + b"Expect: 100-continue\r\n\r\n")
+    async with asyncio.timeout(PATIENCE):
+        await reader.readuntil(b"100 Continue\r\n\r\n")  # it waits for the body now
+        writer.write(data)
+        await gateway.starting.wait()
+        writer.close()
+        await gateway.start_cancelled.wait()
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("prompt", ["a", ["a", "b"]])
 async def test_client_leaves_during_generation(
@@ -204,6 +223,7 @@ async def test_client_that_never_reads_is_held_back_and_freed(
     class Endless:
         prompt_token_ids = (1,)
         prompt_logprobs = None
+        ended = False
         closed = asyncio.Event()
 
         def __aiter__(self) -> Endless:
@@ -231,6 +251,7 @@ async def test_client_that_never_reads_is_held_back_and_freed(
         while pulled != seen or not pulled:
             seen = pulled
             await asyncio.sleep(0.1)
+        assert pulled > 1
         writer.transport.abort()
         await Endless.closed.wait()
 
