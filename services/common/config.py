@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
 import types
 import typing
@@ -251,9 +252,12 @@ def _integer(text: str) -> int:
 
 def _number(text: str) -> float:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
+        number = math.nan
+    if math.isnan(number):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    return number
 
 
 def _boolean(text: str) -> bool:

@@ -125,7 +125,10 @@ async def while_connected(
         watch.end()
     if watch.client_left:  # just as the work ended
         task.uncancel()
-    return fault
+    try:
+        return fault
+    finally:
+        del fault  # it holds this frame, and would be garbage in a cycle
 
 
 class _Watch:

@@ -12,6 +12,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
+import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -34,6 +35,10 @@ class ConnectionLimits:
 # How long a client that was refused in the middle of its request is still listened to. Closed at
 # once, its next packet would be answered by a reset, and most clients then lose the answer.
 _LINGER_SECONDS = 2.0
+
+
+_MAX_PIPELINED = 16  # requests that wait behind the one that is answered
+_HOP_HEADERS = (b"connection", b"upgrade", b"http2-settings")
 
 
 class _HeadersTooLarge(Exception):
@@ -79,10 +84,37 @@ class GuardedConnection(HttpToolsProtocol):
             self._start_timer()
         if self._in_headers:
             self._header_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._feed(data)
         # What is not parsed yet waits in the parser, which sets itself no limit.
         if self._in_headers and self._header_bytes > self._limits.max_header_bytes:
             self._refuse_headers()
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._wants_upgrade():
+                self._stay_with_http1(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("")
+
+    def _stay_with_http1(self, rest: bytes) -> None:
+        """Reads a request again without its wish to upgrade, which a server may ignore (RFC 9110,
+        7.8); `rest` is what followed its headers. The parser takes none of it for a body."""
+        parser, version = self.parser, self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (parser.get_method(), self.url, version)]
+        for name, value in self.headers:
+            if name not in _HOP_HEADERS:
+                lines.append(b"%b: %b" % (name, value))
+            elif name == b"connection" and b"close" in value.lower():
+                lines.append(b"connection: close")
+        self.parser = httptools.HttpRequestParser(self)
+        self._feed(b"\r\n".join([*lines, b"", rest]))
+
+    def _wants_upgrade(self) -> bool:
+        """The request whose headers were read asks for another protocol, and is no CONNECT."""
+        return bool(self.parser.should_upgrade()) and self.parser.get_method() != b"CONNECT"
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -95,14 +127,20 @@ class GuardedConnection(HttpToolsProtocol):
         if size > self._limits.max_header_bytes:
             self._too_large = True
             raise _HeadersTooLarge
+        if self._wants_upgrade():
+            return  # it is read again
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before:  # it reads the scope in a task that has not begun
             link = Link(self.cycle)
             self._unanswered = [*(one for one in self._unanswered if not one.answered), link]
             self.scope["extensions"] = {LINK: {"link": link}}
+            if 0 < len(self.pipeline) <= _MAX_PIPELINED:  # uvicorn stops reading here
+                self.flow.resume_reading()  # or the end of the client would not be seen
 
     def on_message_complete(self) -> None:
+        if self._wants_upgrade():
+            return
         super().on_message_complete()
         self._stop_timer()
         self._in_headers, self._header_bytes, self._heard = True, 0, False

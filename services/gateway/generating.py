@@ -64,8 +64,12 @@ class GenerationEndpoint:
         if not isinstance(error, ShoalError):
             log_fault(scope, error)
             error = InternalError("internal error")
+        error.__traceback__ = None  # its frames have the body and the ids, for as long as it lives
         if exchange.answer is None or not stream.started:
-            raise error  # the application's handlers answer with a status
+            try:
+                raise error  # the application's handlers answer with a status
+            finally:
+                del error
         await stream.end(exchange.answer.failure(error))
 
     async def _serve(self, raw: bytes, caller: Caller, exchange: _Exchange) -> None:

@@ -12,6 +12,7 @@ from services.common.errors import InvalidRequest
 from services.gateway.domain import (
     ChatPrompt,
     GenerationRequest,
+    Message,
     Sampling,
     TextOptions,
     TokenPrompt,
@@ -25,6 +26,7 @@ MAX_STOP_TOKEN_IDS = 256
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIASES = 4096
 MAX_MESSAGES = 16_384  # of a conversation, and tool calls of a message
+MAX_LABEL = 1024  # characters of a name or an id
 MAX_TIMEOUT_SECONDS = 4_000_000  # what a deadline in 32 bits of milliseconds can hold
 
 _MAX_UINT32 = 2**32 - 1
@@ -71,10 +73,25 @@ def _check_prompt(request: GenerationRequest) -> None:
             f"messages may have at most {MAX_MESSAGES} messages, and a message as many tool calls",
             param="messages",
         )
+    if isinstance(prompt, ChatPrompt):
+        for message in prompt.messages:
+            _check_labels(message)
     if isinstance(prompt, TokenPrompt):
         if not prompt.token_ids:
             raise InvalidRequest("prompt must have at least one token", param="prompt")
         _check_token_ids("prompt", prompt.token_ids)
+
+
+def _check_labels(message: Message) -> None:
+    """Names and ids, which templates handle as if they were short."""
+    labels = [("name", message.name), ("tool_call_id", message.tool_call_id)]
+    for call in message.tool_calls:
+        labels += [("tool_calls: id", call.id), ("tool_calls: function.name", call.name)]
+    for name, label in labels:
+        if label is not None and len(label) > MAX_LABEL:
+            raise InvalidRequest(
+                f"messages: {name} may have at most {MAX_LABEL} characters", param="messages"
+            )
 
 
 def _check_draw(sampling: Sampling) -> None:

@@ -10,6 +10,8 @@ from services.common.errors import InvalidRequest
 from services.tokenizer.chat_template import Conversation
 from services.tokenizer.lanes import Prepare
 
+_MESSAGE_CHARACTERS = 16  # an empty message takes a template about as long as so many
+
 
 def prepare_from_proto(request: tokenizer_pb2.EncodeRequest) -> tuple[Prepare, int]:
     """How to prepare a request's text or conversation, and about how long it is.
@@ -21,10 +23,7 @@ def prepare_from_proto(request: tokenizer_pb2.EncodeRequest) -> tuple[Prepare, i
         special = not request.HasField("add_special_tokens") or request.add_special_tokens
         return lambda encoder: encoder.prepare_text(text, add_special_tokens=special), len(text)
     chat = request.chat
-    size = len(chat.tools_json) + len(chat.template_kwargs_json)
-    for message in chat.messages:
-        size += len(message.content) + len(message.reasoning_content)
-        size += sum(len(call.arguments) for call in message.tool_calls)
+    size = chat.ByteSize() + _MESSAGE_CHARACTERS * len(chat.messages)
     return lambda encoder: encoder.prepare_chat(conversation_from_proto(chat)), size
 
 

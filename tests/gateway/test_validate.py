@@ -12,11 +12,13 @@ from services.common.errors import InvalidRequest
 from services.gateway.domain import (
     ChatPrompt,
     GenerationRequest,
+    Message,
     Prompt,
     Sampling,
     TextOptions,
     TextPrompt,
     TokenPrompt,
+    ToolCall,
 )
 from services.gateway.validate import check_request, unsigned_seed
 
@@ -89,6 +91,21 @@ def test_bad_stop(stop: tuple[str, ...]) -> None:
     with pytest.raises(InvalidRequest) as caught:
         check_request(replace(GOOD, text=TextOptions(stop=stop)))
     assert caught.value.param == "stop"
+
+
+@pytest.mark.parametrize("field", ["name", "tool_call_id", "id", "function.name"])
+def test_labels_of_messages_are_short(field: str) -> None:
+    def prompt(label: str) -> ChatPrompt:
+        if field in ("name", "tool_call_id"):
+            return ChatPrompt((replace(Message("user", "hi"), **{field: label}),))
+        call = ToolCall(label, "f", "{}") if field == "id" else ToolCall("1", label, "{}")
+        return ChatPrompt((Message("assistant", None, tool_calls=(call,)),))
+
+    check_request(replace(GOOD, prompt=prompt("x" * 1024)))
+    with pytest.raises(InvalidRequest) as caught:
+        check_request(replace(GOOD, prompt=prompt("x" * 1025)))
+    assert caught.value.param == "messages"
+    assert field in caught.value.message
 
 
 def test_good_stop() -> None:

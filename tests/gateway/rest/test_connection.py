@@ -136,6 +136,56 @@ async def test_all_requests_of_a_client_that_pipelined_are_told_that_it_is_gone(
     assert first.write(0, "late") is False
 
 
+async def test_a_client_that_pipelined_while_it_is_answered_is_seen_to_leave(
+    address: Address, gateway: FakeGateway
+) -> None:
+    gateway.hold_start = asyncio.Event()
+    async with connected(address) as (_, writer):
+        writer.write(REQUEST)
+        async with asyncio.timeout(20):
+            await gateway.starting.wait()
+        writer.write(REQUEST)
+        await writer.drain()
+    async with asyncio.timeout(20):
+        await gateway.start_cancelled.wait()
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n",
+        b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n",
+        b"connection: upgrade, close\r\nupgrade: TLS/1.3\r\n",
+    ],
+    ids=["h2c", "websocket", "and close"],
+)
+@pytest.mark.parametrize("apart", [False, True], ids=["at once", "in pieces"])
+async def test_a_wish_to_upgrade_is_ignored(
+    address: Address, gateway: FakeGateway, wish: bytes, apart: bool
+) -> None:
+    request = HEAD + wish + REQUEST.removeprefix(HEAD)
+    pieces = [request[at : at + 40] for at in range(0, len(request), 40)] if apart else [request]
+    async with connected(address) as (reader, writer):
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0)
+        if b"close" not in wish:
+            writer.write(REQUEST.replace(b"Host: x", b"Host: x\r\nConnection: close"))
+        answers = await _rest(reader)
+    expected = 1 if b"close" in wish else 2
+    assert answers.count(b"HTTP/1.1 200 ") == expected
+    assert answers.count(b"Hello world") == expected
+    assert len(gateway.requests) == expected
+
+
+async def test_connect_is_refused(address: Address) -> None:
+    async with connected(address) as (reader, writer):
+        writer.write(b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n")
+        async with asyncio.timeout(20):
+            assert 400 <= _status(await reader.readuntil(b"\r\n")) < 500
+
+
 @pytest.mark.parametrize("where", ["line", "one", "many", "endless"])
 async def test_headers_have_a_limit(address: Address, where: str) -> None:
     async with connected(address) as (reader, writer):

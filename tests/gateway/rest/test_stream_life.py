@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import weakref
 from typing import Any
 
 import httpx
@@ -21,7 +23,7 @@ from services.common.errors import (
 from services.gateway.config import GatewayConfig
 from services.gateway.domain import Chunk, TextWriter
 from tests.gateway.rest.conftest import KEEPALIVE
-from tests.gateway.rest.fake import FakeGateway, words
+from tests.gateway.rest.fake import FakeGateway, FakeGeneration, words
 from tests.gateway.rest.helpers import (
     CHAT,
     COMPLETIONS,
@@ -149,6 +151,28 @@ async def test_events_are_not_held_back(client: httpx.AsyncClient, gateway: Fake
                 if line.startswith("data: ") and f'"content":"{text}"' in line:
                     break
         assert [line async for line in lines if line.startswith("data: ")][-1] == "data: [DONE]"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_refusal_leaves_no_garbage_in_cycles(
+    client: httpx.AsyncClient, gateway: FakeGateway, stream: bool
+) -> None:
+    """Its frames hold the body, which would stay until a collection of the oldest objects."""
+    refusals: list[weakref.ref[ShoalError]] = []
+
+    async def start(request: object) -> FakeGeneration:
+        error = Overloaded("full")
+        refusals.append(weakref.ref(error))
+        raise error
+
+    gateway.start = start  # type: ignore[method-assign]
+    gc.disable()
+    try:
+        for _ in range(3):
+            error_of(await client.post(CHAT, json=chat_body(stream=stream)), 429)
+        assert [refusal() for refusal in refusals[:2]] == [None, None]
+    finally:
+        gc.enable()
 
 
 async def send_raw(
