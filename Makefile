@@ -19,7 +19,7 @@ DEV_READY := .venv/.ready-dev
 .DEFAULT_GOAL := help
 
 help: ## list the tasks
-	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(RUN_READY) ## serve the embedded model on http://127.0.0.1:8000 (ARGS="--port 9000 ...")
 	@$(BIN)/python -m services serve $(ARGS)
