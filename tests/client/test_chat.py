@@ -362,7 +362,25 @@ def test_speed_is_counted_from_the_first_text() -> None:
     assert str(watch) == "TTFT 500 ms, 4.0 tokens/s, 9 tokens"
     watch.take(Piece(prompt_tokens=5))
     assert str(Meter([watch, Stopwatch()])) == (
-        "1 answers, 9 tokens, TTFT median 500 ms, slowest 500 ms, 4.0 tokens/s, prompts 5 tokens"
+        "1 answer, 9 tokens, TTFT median 500 ms, slowest 500 ms, 4.0 tokens/s, prompts 5 tokens"
+    )
+
+
+def test_the_speed_of_several_answers_names_what_is_known() -> None:
+    def answer(ttft: float, *pieces: Piece) -> Stopwatch:
+        times = iter([0.0, ttft])
+        watch = Stopwatch(clock=lambda: next(times))
+        watch.start()
+        for piece in pieces:
+            watch.take(piece)
+        return watch
+
+    stopped = answer(1.0, Piece("a"))
+    assert str(stopped) == "TTFT 1000 ms, 1 token"
+    assert str(Meter([stopped])) == ("1 answer, 1 token, TTFT median 1000 ms, slowest 1000 ms")
+    whole = answer(0.2, Piece("a"), Piece(prompt_tokens=7, output_tokens=1))
+    assert str(Meter([stopped, whole])) == (
+        "2 answers, 2 tokens, TTFT median 600 ms, slowest 1000 ms, prompts 7 tokens in 1 of them"
     )
 
 
@@ -428,7 +446,7 @@ def _second_run(server: ScriptedServer, state: dict[str, str]) -> None:
         place = terminal.expect("stopped", after=place)
         place = terminal.expect(">", after=place)
         terminal.send("/stats\r")
-        place = terminal.expect("1 answers", after=place)
+        place = terminal.expect("1 answer,", after=place)
         terminal.expect(">", after=place)
         terminal.send("/exit\r")
         assert terminal.end() == 0

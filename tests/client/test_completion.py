@@ -52,4 +52,7 @@ def test_an_unknown_shell_is_one_sentence(capsys: pytest.CaptureFixture[str]) ->
         main(["tcsh"])
     assert end.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("shoal completion: unrecognized arguments: tcsh")
+    assert line.startswith(
+        "shoal completion: argument --shell: invalid choice: 'tcsh' (choose from"
+    )
+    assert all(shell in line for shell in ("bash", "zsh", "fish"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -54,7 +55,7 @@ class Stopwatch:
         parts = [f"TTFT {self.ttft * 1000:.0f} ms"]
         if self.tokens > 1 and self.decode_seconds > 0:
             parts.append(f"{(self.tokens - 1) / self.decode_seconds:.1f} tokens/s")
-        parts.append(f"{self.tokens} tokens")
+        parts.append(_count(self.tokens, "token"))
         if self.prompt_tokens is not None:
             parts.append(f"prompt {self.prompt_tokens}")
         return ", ".join(parts)
@@ -70,13 +71,20 @@ class Meter:
         timed = [answer for answer in self.answers if answer.ttft is not None]
         if not timed:
             return "no answer yet"
-        ttfts = sorted(answer.ttft or 0.0 for answer in timed)
+        ttfts = [answer.ttft or 0.0 for answer in timed]
         tokens = sum(answer.tokens for answer in timed)
         seconds = sum(answer.decode_seconds for answer in timed)
-        parts = [f"{len(timed)} answers", f"{tokens} tokens"]
-        parts.append(f"TTFT median {ttfts[len(ttfts) // 2] * 1000:.0f} ms")
-        parts.append(f"slowest {ttfts[-1] * 1000:.0f} ms")
+        parts = [_count(len(timed), "answer"), _count(tokens, "token")]
+        parts.append(f"TTFT median {statistics.median(ttfts) * 1000:.0f} ms")
+        parts.append(f"slowest {max(ttfts) * 1000:.0f} ms")
         if seconds > 0:
             parts.append(f"{(tokens - len(timed)) / seconds:.1f} tokens/s")
-        prompt = sum(answer.prompt_tokens or 0 for answer in timed)
-        return ", ".join([*parts, f"prompts {prompt} tokens"])
+        prompts = [one.prompt_tokens for one in timed if one.prompt_tokens is not None]
+        if prompts:  # a stopped answer has told none
+            some = f" in {len(prompts)} of them" if len(prompts) < len(timed) else ""
+            parts.append(f"prompts {_count(sum(prompts), 'token')}{some}")
+        return ", ".join(parts)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

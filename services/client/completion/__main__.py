@@ -18,15 +18,13 @@ from services.client.completion.config import CompletionConfig
 from services.commands import COMMANDS
 from services.common.config import build_parser, parse
 
-_SHELLS = ("bash", "zsh", "fish")
-
 
 def main(argv: Sequence[str]) -> NoReturn:
     """Prints the script; exits 1 after one sentence without the package that makes it."""
-    words = [f"--shell={argv[0]}"] if len(argv) == 1 and argv[0] in _SHELLS else argv
+    alone = len(argv) == 1 and not argv[0].startswith("-")
     config = parse(
         CompletionConfig,
-        words,
+        [f"--shell={argv[0]}"] if alone else argv,
         prog="shoal completion",
         description="Prints a script: source <(shoal completion bash), or zsh or fish.",
     )
