@@ -15,10 +15,18 @@ from typing import NoReturn
 from services import __version__
 from services.commands import COMMANDS, GROUPS, Command
 
+_INTERRUPTED = 130
+
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Runs a command; exits 2 after one sentence if the command line is wrong."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    """Runs a command; exits 2 after one sentence if the command line is wrong, 130 at Ctrl-C."""
+    try:
+        _main(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:  # while it imports: once it runs, a command sees to it itself
+        sys.exit(_INTERRUPTED)
+
+
+def _main(words: list[str]) -> NoReturn:
     if not words or words[0] in ("-h", "--help", "help"):
         print(help_text())
         sys.exit(0 if words else 2)

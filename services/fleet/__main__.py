@@ -14,7 +14,7 @@ from services.common.admin import serve_admin
 from services.common.config import parse
 from services.fleet.admin import fleet_app
 from services.fleet.config import FleetConfig
-from services.fleet.display import open_display
+from services.fleet.display import Display, open_display
 from services.fleet.local import LocalFleet
 
 log = logging.getLogger(__name__)
@@ -39,9 +39,9 @@ def main(argv: Sequence[str]) -> NoReturn:
         async with serve_admin(config.admin_address, fleet_app(fleet)) as address:
             if address:
                 log.info("telling Prometheus", extra={"targets": f"http://{address}/targets"})
-            await run(fleet, stop)
+            await run(fleet, display, stop)
 
-    async def run(fleet: LocalFleet, stop: asyncio.Event) -> None:
+    async def run(fleet: LocalFleet, display: Display, stop: asyncio.Event) -> None:
         loading = asyncio.create_task(fleet.start())
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait([loading, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -50,9 +50,14 @@ def main(argv: Sequence[str]) -> NoReturn:
             await asyncio.gather(loading, return_exceptions=True)
             return
         await loading
-        print(f"Shoal is ready: {fleet.url} (model {fleet.model})", flush=True)
+        page = f", page at {fleet.url.removesuffix('v1')}" if config.web == "on" else ""
+        print(f"Shoal is ready: {fleet.url} (model {fleet.model}){page}", flush=True)
         try:
             await fleet.run_until(stop)
+            display.line(
+                f"shoal: stopping: open requests may finish within {config.drain_timeout:g} s;"
+                " Ctrl-C again ends at once"
+            )
         finally:
             await fleet.stop()
 

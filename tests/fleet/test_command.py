@@ -92,3 +92,13 @@ def test_every_command_is_in_one_group_and_knows_its_flags() -> None:
     assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMANDS)
     for command in COMMANDS.values():
         assert dataclasses.fields(command.config_class())
+
+
+def test_ctrl_c_while_a_command_is_imported_leaves_quietly(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("importlib.import_module", interrupted)
+    assert _run(capsys, "plan") == (130, "", "")

@@ -63,6 +63,8 @@ def test_a_second_signal_ends_everything_at_once_and_leaves_nothing(
         reader = _hang_on(fleet)
         family = fleet.tree()
         fleet.process.send_signal(signal.SIGINT)
+        told = "shoal: stopping: open requests may finish within 30 s; Ctrl-C again ends at once"
+        fleet.wait_for_line(re.compile(f"^{told}$"), timeout=10)
         fleet.wait_for_line(re.compile("draining"), timeout=10)
         assert fleet.process.poll() is None  # the stream is still served
         fleet.process.send_signal(signal.SIGINT)
