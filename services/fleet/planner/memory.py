@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from services.common.errors import StartupError
 from services.common.model_files import ModelFiles, find_cached, find_local, read_metadata
 from services.common.safetensors_header import read_header, weight_files
 from services.fleet.planner.config import PlanConfig
@@ -67,6 +68,11 @@ def plan(config: PlanConfig) -> MemoryPlan:
     weights = rank_weights(shape, shares, choices.BYTES[dtype])
     per_token = pool.token_bytes(shape, shares, choices.BYTES[dtype])
     context = choices.context(worker, metadata, shape)
+    if config.context > context:
+        raise StartupError(
+            f"--context {config.context:,} is more than {files.name} allows a request:"
+            f" {context:,} tokens"
+        )
     total = int(config.memory_gib * (1 << 30))
     activations = graphs = 0
     if device == "cpu":

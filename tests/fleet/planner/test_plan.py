@@ -71,11 +71,13 @@ def test_a_gpu_is_filled_and_no_more() -> None:
         (["--gpu", "l4", "--memory-gib", "1"], 1, "that --memory-ratio 0.9 leaves of 1.00 GiB"),
         (["--gpu", "l4", "--dtype", "float32"], 1, "FlashInfer computes bfloat16 and float16"),
         (["--model", "no/such"], 1, "get it with: hf download no/such"),
+        (["--context", "40960"], 1, "--context 40,960 is more than SmolLM2-135M-Instruct allows a"
+         " request: 8,192 tokens"),
         (["--model", "/nonesuch"], 1, "model /nonesuch does not exist"),
         (["--gpu", "mi300x"], 2, "argument --gpu: invalid choice: 'mi300x'"),
         (["--page-size", "3"], 2, "--page-size 3 is not a power of two"),
     ],
-)
+)  # fmt: skip
 def test_what_would_not_be_served(
     capsys: pytest.CaptureFixture[str], argv: list[str], status: int, said: str
 ) -> None:
