@@ -58,7 +58,12 @@ async def measure(config: BenchConfig, results: Results, stop: asyncio.Event, lo
     pool = Pool(Origin.of(endpoint.url, endpoint.headers, tls))
     asker = Asker(config, results.model, path, pool)
     try:
+        talks = config.progress and log.is_terminal
+        if talks and not config.tokenizer:
+            log.print("asking the server how many tokens words have: two small requests")
         words = await _words(config, asker)
+        if talks and config.warmup:
+            log.print(f"warming up: requests that are not measured, {config.warmup} in all")
         await _warm_up(asker, warmup_jobs(config, words))
         results.measuring = True
         for number, one in enumerate(loads(config)):

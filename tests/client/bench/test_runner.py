@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 import socket
@@ -165,6 +166,20 @@ async def test_words_are_fitted_to_the_servers_own_count() -> None:
     # Words between quotes and brackets of one message count as the stub splits them.
     assert {record.input_tokens // 2 for record in results.records[0]} == {20 + 3}
     assert (run.completed, run.output_tokens, run.tokens_from) == (5, 10, "usage")
+
+
+@pytest.mark.parametrize("on_terminal", [True, False])
+async def test_a_terminal_is_told_of_what_comes_before_the_first_request(on_terminal: bool) -> None:
+    told = io.StringIO()
+    async with stub_server(Crowd()) as stub:
+        config = BenchConfig(url=stub.url, warmup=3, num_prompts=1)
+        log = Console(file=told, force_terminal=on_terminal, width=100, color_system=None)
+        await measure(config, Results(), asyncio.Event(), log)
+    lines = told.getvalue().splitlines()[:2]
+    assert lines == on_terminal * [
+        "asking the server how many tokens words have: two small requests",
+        "warming up: requests that are not measured, 3 in all",
+    ]
 
 
 async def test_a_closed_loop_keeps_its_number_in_flight() -> None:
