@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from services.client.doctor.ports import check_ports
 from tests.client.terminal import Terminal
 from tests.integration.served import ServedFleet
 
@@ -70,7 +71,7 @@ def test_a_chat_answers_a_script(fake_fleet: ServedFleet) -> None:
     )
     assert done.returncode == 0
     assert done.stdout.strip()
-    assert "1 answers, 5 tokens, TTFT median" in done.stderr
+    assert "1 answer, 5 tokens, TTFT median" in done.stderr
 
 
 def test_top_shows_the_fleet_once(fake_fleet: ServedFleet) -> None:
@@ -94,3 +95,17 @@ def test_top_shows_a_killed_worker(fake_fleet: ServedFleet) -> None:
         terminal.expect("out/s", after=place)
         terminal.send("q")
         assert terminal.end() == 0
+
+
+def test_the_doctor_knows_the_ports_of_a_fleet(fake_fleet: ServedFleet) -> None:
+    (gateway,) = fake_fleet.processes("gateway")
+    port, grpc_port = (int(at.rpartition(":")[2]) for at in (fake_fleet.url, gateway["address"]))
+    found = check_ports("127.0.0.1", {"--port": port, "--grpc-port": grpc_port})
+    assert [(one.level, one.text) for one in found] == [
+        (
+            "warning",
+            f"a Shoal that is running has port {number} on 127.0.0.1; choose another with {flag}"
+            " to start one more",
+        )
+        for flag, number in (("--port", port), ("--grpc-port", grpc_port))
+    ]

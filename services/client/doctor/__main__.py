@@ -14,6 +14,7 @@ from services.client.doctor import machine
 from services.client.doctor.config import DoctorConfig
 from services.client.doctor.finding import Finding
 from services.client.doctor.model import check_model
+from services.client.doctor.ports import check_ports
 from services.common.config import parse
 
 _MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
@@ -47,7 +48,7 @@ def examine(config: DoctorConfig) -> Iterable[Finding]:
         machine.check_torch(),
         [machine.check_compiler()],
         machine.check_resources(),
-        machine.check_ports(config.host, ports),
+        check_ports(config.host, ports),
         check_model(config.model),
     )
     yield from here

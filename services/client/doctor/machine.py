@@ -1,4 +1,4 @@
-"""What this machine has: Python, packages, torch, a compiler, cores, memory, files, ports."""
+"""What this machine has: Python, packages, torch, a compiler, cores, memory, files."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from packaging.requirements import Requirement
 
 from services.client.doctor.finding import Finding, ok, problem, warning
 from services.common.cores import available_cores
-from services.common.errors import StartupError
-from services.common.listening import require_free
 from services.fleet.gpus import visible_gpus
 from services.worker.sizing.pool import gib, memory_limit
 
@@ -148,19 +146,6 @@ def check_resources(shm: Path = Path("/dev/shm")) -> Iterator[Finding]:
     free = shutil.disk_usage(cache).free
     text = f"{gib(free)} free at {cache}, where models are kept"
     yield ok("disk", text) if free >= _LITTLE_DISK else warning("disk", f"only {text}: make room")
-
-
-def check_ports(host: str, ports: dict[str, int]) -> Iterator[Finding]:
-    """Whether a gateway could listen."""
-    for flag, port in ports.items():
-        if port <= 0:
-            continue
-        try:
-            require_free(f"{host}:{port}", flag)
-        except StartupError as error:
-            yield warning("ports", str(error))
-        else:
-            yield ok("ports", f"{host}:{port} is free")
 
 
 def _check_gpus(said: dict[str, list[list[str]]]) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ from services.client.doctor.config import DoctorConfig
 from services.client.doctor.finding import Finding
 from services.client.doctor.model import check_model
 from services.client.doctor.peers import check_fleet
+from services.client.doctor.ports import check_ports
 from services.common import rpc
 from services.common.tls import NO_TLS, TlsFiles
 from tests.certificates import Authority
@@ -151,7 +152,7 @@ def test_models(tmp_path: Path) -> None:
 def test_ports() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        (finding,) = machine.check_ports("127.0.0.1", {"--port": port, "--grpc-port": -1})
+        (finding,) = check_ports("127.0.0.1", {"--port": port, "--grpc-port": -1})
     assert finding.level == "warning"
     assert finding.text.startswith(f"port {port} on 127.0.0.1 is in use")
 
