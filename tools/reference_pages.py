@@ -7,7 +7,6 @@ Run it when one of them changes; a test says so.
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 import typing
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from google.protobuf import descriptor_pb2
 from grpc_tools import protoc
 
 from services.commands import COMMANDS, GROUPS
-from services.common.config import env_name, flag_name
+from services.common.config import env_name, flag_name, options
 from services.gateway.docs.openapi import openapi_document
 
 ROOT = Path(__file__).parents[1]
@@ -49,7 +48,7 @@ def _command(name: str) -> Iterator[str]:
     cls = command.config_class()
     hints = typing.get_type_hints(cls)
     groups: dict[str, list[Any]] = {}
-    for field in dataclasses.fields(cls):
+    for field in options(cls):
         groups.setdefault(field.metadata["group"], []).append(field)
     for group, fields in groups.items():
         yield f"**{group}**\n\n| flag | variable | default | |\n|---|---|---|---|"

@@ -8,13 +8,13 @@ in camel case. Run this when a config class changes; a test says so.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import types
 import typing
 from pathlib import Path
 from typing import Any
 
+from services.common.config import options
 from services.gateway.config import GatewayConfig
 from services.tokenizer.config import DetokenizerConfig, TokenizerConfig
 from services.worker.config import WorkerConfig
@@ -45,7 +45,7 @@ def option_schemas(config: type) -> dict[str, Any]:
             "description": field.metadata["help"],
             **_type_schema(hints[field.name], field.metadata["choices"]),
         }
-        for field in dataclasses.fields(config)
+        for field in options(config)
         if field.name not in CHART_DECIDES
     }
 

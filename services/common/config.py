@@ -56,7 +56,7 @@ def borrow(cls: type, name: str, *, default: Any = dataclasses.MISSING, **change
 
     `changes` replace parts of its description (`help`, `group`).
     """
-    (source,) = [field for field in _options(cls) if field.name == name]
+    (source,) = [field for field in options(cls) if field.name == name]
     choices = _choices(source, typing.get_type_hints(cls)[name])
     metadata = {**source.metadata, "choices": choices, **changes}
     if default is dataclasses.MISSING:
@@ -66,10 +66,10 @@ def borrow(cls: type, name: str, *, default: Any = dataclasses.MISSING, **change
 
 def share(cls: type[T], config: Any, **own: Any) -> T:
     """A config of class `cls` with what `config` has under the same names, and `own`."""
-    names = {field.name for field in _options(cls)}
+    names = {field.name for field in options(cls)}
     shared = {
         field.name: getattr(config, field.name)
-        for field in _options(type(config))
+        for field in options(type(config))
         if field.name in names
     }
     return cls(**{**shared, **own})
@@ -96,7 +96,7 @@ def build_parser(cls: type, *, prog: str, description: str) -> argparse.Argument
     parser.add_argument("--version", action="version", version=f"shoal {__version__}")
     groups: dict[str, Any] = {}
     hints = typing.get_type_hints(cls)
-    for field in _options(cls):
+    for field in options(cls):
         title = field.metadata["group"]
         group = groups.get(title)
         if group is None:
@@ -109,7 +109,7 @@ def from_namespace(cls: type[T], parser: argparse.ArgumentParser, args: argparse
     """Builds the config from parsed arguments, the environment filling the gaps."""
     hints = typing.get_type_hints(cls)
     values: dict[str, Any] = {}
-    for field in _options(cls):
+    for field in options(cls):
         if hasattr(args, field.name):
             given = getattr(args, field.name)
             values[field.name] = _joined(given) if isinstance(given, list) else given
@@ -134,7 +134,7 @@ def from_namespace(cls: type[T], parser: argparse.ArgumentParser, args: argparse
 def to_argv(config: Any) -> list[str]:
     """The flags that rebuild a config, but for its secrets: those that are not defaults."""
     argv: list[str] = []
-    for field in _options(type(config)):
+    for field in options(type(config)):
         value = getattr(config, field.name)
         if value == field.default or field.metadata["secret"]:
             continue
@@ -152,7 +152,7 @@ def secret_environment(config: Any) -> dict[str, str]:
     """The variables that rebuild a config's secrets."""
     secrets = {
         field.name: getattr(config, field.name)
-        for field in _options(type(config))
+        for field in options(type(config))
         if field.metadata["secret"] and getattr(config, field.name) != field.default
     }
     return {
@@ -169,14 +169,15 @@ def env_name(field_name: str) -> str:
     return "SHOAL_" + field_name.upper()
 
 
-def _options(cls: type) -> list[dataclasses.Field[Any]]:
+def options(cls: type) -> list[dataclasses.Field[Any]]:
+    """The fields of a config class that are flags, in their order."""
     return [field for field in dataclasses.fields(cls) if "help" in field.metadata]
 
 
 def _add_flag(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
     text = field.metadata["help"]
     default = field.default
-    if default not in (None, (), "", False) and "default" not in text.lower():
+    if default is not False and default not in (None, (), "") and "default" not in text.lower():
         text += f" (default: {','.join(default) if isinstance(default, tuple) else default})"
     kwargs: dict[str, Any] = {"help": text.replace("%", "%%"), "default": argparse.SUPPRESS}
     if hint is bool:

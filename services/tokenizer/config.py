@@ -63,3 +63,4 @@ class DetokenizerConfig(TokenizerConfig):
     """The configuration of a detokenizer."""
 
     address: str = borrow(TokenizerConfig, "address", default="127.0.0.1:50071")
+    num_threads: int = 0  # no flag: it encodes nothing

@@ -18,6 +18,7 @@ from services.common.config import (
     env_name,
     flag_name,
     option,
+    options,
     parse,
     secret_environment,
     share,
@@ -82,10 +83,11 @@ def test_defaults_need_no_flags(cls: type[Any]) -> None:
 def test_every_option_has_a_help_text_with_its_default(cls: type[Any]) -> None:
     # Without any blank: lines are broken at hyphens too.
     text = "".join(build_parser(cls, prog="p", description="d").format_help().split())
-    for field in dataclasses.fields(cls):
+    for field in options(cls):
         assert flag_name(field.name) in text
         assert field.metadata["help"][:20].replace(" ", "") in text
-        if field.default and field.default is not True and "default" not in field.metadata["help"]:
+        shown = field.default not in (None, "", ()) and not isinstance(field.default, bool)
+        if shown and "default" not in field.metadata["help"]:
             assert f"(default:{field.default})" in text, field.name
 
 
