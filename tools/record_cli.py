@@ -27,7 +27,8 @@ _HEAD = """# The command line
 
 Every command, as it ran on a machine with two cores and no GPU that had much else to do: its times
 are no measure. [Flags](reference/flags.md) has all flags; `shoal COMMAND --help` says the same.
-Long outputs are cut where `...` stands.
+Long outputs are cut where `...` stands. In a clone, `. .venv/bin/activate` puts `shoal` on the path
+after the first `make run`, or write `.venv/bin/shoal` for `shoal`.
 """
 # What is shown of each command: the words after `shoal`, where {url} is the fleet's.
 RUNS: dict[str, str] = {
