@@ -65,15 +65,22 @@ async def held(pids: Sequence[int], share: float) -> AsyncIterator[None]:
     )
     assert warden.stdout is not None
     try:
-        await warden.stdout.readline()
+        if await warden.stdout.readline() != b"holding\n":
+            raise RuntimeError("the process that holds the others did not start")
         yield
+        if warden.returncode is not None:
+            raise RuntimeError("the process that held the others ended meanwhile")
     finally:
         if warden.returncode is None:
             warden.terminate()
         await warden.wait()
-        for pid in pids:  # should it have been killed
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+        _let_go(pids)  # should it have been killed
+
+
+def _let_go(pids: Sequence[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 async def hold(config: QuotaConfig, stop: asyncio.Event) -> None:
@@ -82,12 +89,15 @@ async def hold(config: QuotaConfig, stop: asyncio.Event) -> None:
     accounts = [Account(pid, cpu.of_threads([pid])) for pid in pids]
     print("holding", flush=True)
     before = time.monotonic()
-    while not stop.is_set():
-        await asyncio.sleep(_TICK_SECONDS)  # the tick is what this process is
-        now = time.monotonic()
-        for account in accounts:
-            account.settle(config.share * (now - before))
-        before = now
+    try:
+        while not stop.is_set():
+            await asyncio.sleep(_TICK_SECONDS)  # the tick is what this process is
+            now = time.monotonic()
+            for account in accounts:
+                account.settle(config.share * (now - before))
+            before = now
+    finally:
+        _let_go(pids)
 
 
 def main(argv: list[str]) -> None:

@@ -126,7 +126,10 @@ def commands(config: BenchConfig) -> dict[str, list[str]]:
         f"shoal {kind}": script(sys.executable, "shoal", paths.gguf, threads, kind)
         for kind in ("none", "int8")
     }
-    if not config.no_fleet and config.threads == available_cores():
+    fits = config.threads == available_cores()
+    if not (config.no_fleet or fits):
+        print("fleets are left out: their workers take all cores, and --threads does not")
+    if not config.no_fleet and fits:
         for kind in ("none", "int8"):
             found[f"shoal {kind}{FLEET}"] = script(sys.executable, "fleet", paths.gguf, kind)
     if not config.no_transformers:
@@ -207,6 +210,7 @@ def main(argv: list[str]) -> None:
         print(table(figures[clock], f"tokens a {title}"))
     if config.json:
         report = {"machine": facts, "config": vars(config), "figures": figures}
+        Path(config.json).parent.mkdir(parents=True, exist_ok=True)
         Path(config.json).write_text(json.dumps(report, indent=2) + "\n")
 
 

@@ -175,7 +175,12 @@ class Admission:
         return entry.cost
 
     def _refuse(self, queue: _ModelQueue, entry: Entry[Turn]) -> None:
-        if not entry.item.done():
+        if entry.item.done():
+            return
+        if entry.cost > self._limit:
+            message = f"the workers are full, and {entry.cost} choices are more than may ever wait"
+            entry.item.set_exception(Overloaded(f"{message} ({self._limit})"))
+        else:
             choices = f", too many for {entry.cost} more choices" if entry.cost > 1 else ""
             entry.item.set_exception(
                 Overloaded(

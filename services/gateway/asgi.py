@@ -22,7 +22,7 @@ from services.gateway.keys import KeyRing
 from services.gateway.link import LINK, Link
 from services.gateway.openai.errors import error_response
 
-_REQUEST_ID = "x-request-id"
+_REQUEST_ID = b"x-request-id"
 _MAX_REQUEST_ID = 256
 _OPEN_PATHS = frozenset(("/livez", "/readyz", "/health", "/"))  # for those who have no keys yet
 _OPEN_FILES = "/web/"  # what the page at / consists of: the same for everybody
@@ -100,7 +100,7 @@ async def while_connected(
     *,
     until_tick: Callable[[], float],
     tick: Callable[[], Awaitable[None]],
-) -> BaseException | None:
+) -> Exception | None:
     """Awaits `work`, and cancels it the moment the client leaves.
 
     Call it once the body is read: nobody else may then ask for messages. `tick` is called
@@ -117,8 +117,8 @@ async def while_connected(
         if not watch.client_left or task.uncancel():
             raise  # the server itself is ending
         return None
-    except BaseException as error:
-        fault: BaseException | None = error
+    except Exception as error:
+        fault: Exception | None = error
     else:
         fault = None
     finally:
@@ -216,11 +216,11 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = header(scope, b"x-request-id")
+        given = header(scope, _REQUEST_ID)
         request_id = _printable(given or "") or new_id()
         scope.setdefault("state", {})["request_id"] = request_id
         logs.bind(request_id=request_id)
-        named = (b"x-request-id", request_id.encode("latin-1"))
+        named = (_REQUEST_ID, request_id.encode("latin-1"))
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -272,6 +272,6 @@ def with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
         allow_origins=origins,
         allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
-        expose_headers=[_REQUEST_ID, "retry-after"],
+        expose_headers=[_REQUEST_ID.decode(), "retry-after"],
         max_age=86_400,
     )

@@ -174,8 +174,8 @@ class GatewayConfig:
     )
     admission_queue: int = option(
         1024,
-        "requests that may wait for a worker with room, for each model; more are refused with"
-        " 429, 0 lets all wait at the workers",
+        "requests, each of their n choices counted, that may wait for a worker with room, for each"
+        " model; more are refused with 429, 0 lets all wait at the workers",
         group=_LIMITS,
     )
     tenant_weights: tuple[str, ...] = option(

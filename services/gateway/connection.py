@@ -45,6 +45,13 @@ class _HeadersTooLarge(Exception):
     """Stops the parser."""
 
 
+def _new_parser(connection: HttpToolsProtocol) -> httptools.HttpRequestParser:
+    """As uvicorn makes it: what comes after a request that closes is no fault of that request."""
+    parser = httptools.HttpRequestParser(connection)
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)
+    return parser
+
+
 class GuardedConnection(HttpToolsProtocol):
     """uvicorn's connection with limits.
 
@@ -109,7 +116,7 @@ class GuardedConnection(HttpToolsProtocol):
                 lines.append(b"%b: %b" % (name, value))
             elif name == b"connection" and b"close" in value.lower():
                 lines.append(b"connection: close")
-        self.parser = httptools.HttpRequestParser(self)
+        self.parser = _new_parser(self)
         self._feed(b"\r\n".join([*lines, b"", rest]))
 
     def _wants_upgrade(self) -> bool:

@@ -129,7 +129,7 @@ class Lanes:
 
 
 def _encode(encoder: Encoder, prepares: Sequence[Prepare]) -> list[Encoded | ShoalError]:
-    """Each prompt's ids or its own fault. Runs on a thread of the pool."""
+    """Each prompt's ids or its own fault. On a thread of the pool, or on the loop's if tiny."""
     prepared: list[Prepared | ShoalError] = []
     for prepare in prepares:
         try:

@@ -6,6 +6,7 @@ owner left behind, and removes that. Knows nothing of ranks.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -13,6 +14,8 @@ import tempfile
 from pathlib import Path
 
 _PREFIX = "shoal-run-"  # short: the path of a socket in it may have 107 bytes
+
+_NOT_OURS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM)
 
 
 class RunDirectory:
@@ -59,14 +62,20 @@ def _remove_if_left(path: Path) -> None:
 
 
 def _try_lock(path: Path) -> int | None:
-    """A descriptor of the directory, locked; None if another has it or it is gone."""
+    """A descriptor of the directory, locked; None if another has it, or it is gone or no
+    directory of ours. Raises OSError where there are no locks, or no more descriptors."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:  # gone, or somebody else's
-        return None
+    except OSError as error:
+        if error.errno in _NOT_OURS:
+            return None
+        raise
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         os.close(descriptor)
         return None
+    except OSError:
+        os.close(descriptor)
+        raise
     return descriptor

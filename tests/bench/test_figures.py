@@ -115,7 +115,6 @@ def report(bench: str, **more: Any) -> dict[str, Any]:
     return {"bench": bench, "machine": figures.machine(), "flags": {"rounds": 2}, **more}
 
 
-ADDED = ("added p50 ms", "added p99 ms")
 REPORTS = {
     "wire": of(
         {

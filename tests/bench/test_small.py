@@ -35,7 +35,7 @@ async def test_gateways_are_measured_free_and_held() -> None:
         gateways=("2",),
     )
     await gateways.measure(config, rounds)
-    assert 0.5 <= (rounds.median(OWN, "busiest gateway's share of connections, 2") or 0) <= 1.0
+    assert (rounds.median(OWN, "busiest gateway's share of connections, 2") or 0) * 8 in range(4, 9)
     assert {"held: requests/s, 2", "free: tokens/s, 2"} <= positive(rounds)
     assert rounds.median(OWN, "held: of linear, 2") == 1.0  # nothing else to compare with
 

@@ -1,6 +1,7 @@
 """The chart's NetworkPolicies on a real firewall: who reaches whom, exactly.
 
-Every pod is a network namespace where all ports of its service listen; needs root, `ip` and `nft`.
+Every pod is a network namespace where all ports of its service listen; needs root, `ip`, `nft`
+and Helm.
 """
 
 from __future__ import annotations

@@ -48,8 +48,10 @@ def ticks(top: float, count: int = 5, least: float = 0.0) -> list[float]:
         return [0.0, 1.0]
     rough = top / count
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
-    step = max(step, least)
+    steps_of = [power * factor for factor in (1, 2, 2.5, 5, 10)]
+    if least:  # a tick of a count is a count
+        steps_of = [step for step in steps_of if not step % least] or [least]
+    step = next((step for step in steps_of if step >= rough * 0.999), least)
     steps = math.ceil(top / step - 1e-9)
     return [round(index * step, 12) for index in range(steps + 1)]
 

@@ -17,7 +17,7 @@ from services.common.text.token_table import list_tokens, special_ids
 class SentencepieceRules:
     """What a sentencepiece-style decoder does.
 
-    `space` is replaced by a blank, or in the first token dropped if `drop_first`;
+    `replacements` are made in each token; `drop_first` is cut from the beginning of the first;
     with `byte_fallback` tokens like <0x0A> are bytes; `strip` blanks are cut from the
     beginning of the text.
     """

@@ -168,6 +168,7 @@ def test_ticks_are_round(top: float, expected: list[float]) -> None:
 def test_ticks_of_what_is_counted_are_whole() -> None:
     assert ticks(2, least=1) == [0, 1, 2]
     assert ticks(8, least=1) == [0, 2, 4, 6, 8]
+    assert ticks(12, least=1) == [0, 5, 10, 15]
 
 
 def test_the_reports_table_groups_percentiles_and_has_no_empty_columns() -> None:
