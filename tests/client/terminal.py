@@ -20,6 +20,12 @@ from tests.programs import end
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b[=>78]|\r")
 
 
+def _environment() -> dict[str, str]:
+    """Without the size that readline left there, which programs believe more than the terminal."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    return {**kept, "TERM": "xterm-256color"}
+
+
 class Terminal:
     """`shoal` with some words on a terminal of 160 columns; `shown` is all that it wrote."""
 
@@ -31,7 +37,7 @@ class Terminal:
             stdin=follower,
             stdout=follower,
             stderr=follower,
-            env={**os.environ, "TERM": "xterm-256color", **(env or {})},
+            env={**_environment(), **(env or {})},
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0) and None,
         )
