@@ -37,8 +37,7 @@ class Planner:
         writes to must not be given away under it.
         """
         decoding, prefilling = self._residents.split()
-        waits = bool(prefilling) or len(self._waiting) > 0
-        quota = self._policy.quota(len(decoding), prefill_waits=waits)
+        quota = self._policy.quota(len(decoding), len(prefilling) + len(self._waiting))
         rows = Rows([], [], 0)
         if quota.decode:
             if not self._make_room(decoding, in_flight=in_flight):

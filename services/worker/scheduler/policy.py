@@ -12,6 +12,7 @@ _MIXED_RUN = 16  # mixed: batches with prompts before one decodes alone, which m
 # mixed: of a decode step's time, which a chunk may add to it. With all of it the longest of many
 # gaps, which steps of uneven length decide, would be more than twice as long as before.
 _PREFILL_SHARE = 0.7
+_PROMPT_WEIGHT = 2.0  # mixed: of a request that waits for its first token, a stream's being 1
 _LEAST_CHUNK = 8
 
 
@@ -31,7 +32,9 @@ class Policy:
     decode-first    decode while there is any; prompts get one batch in 17
     mixed           all decode rows, and of the prompts what takes less than a decode step by
                     itself: streams keep more than half their speed, and prompts get two
-                    fifths of the engine. Until the engine's pace is known, prompts get
+                    fifths of the engine. Where many wait beside few streams they get more,
+                    each of them twice a stream's share: a few early streams do not keep a
+                    burst from filling the batch. Until the engine's pace is known, prompts get
                     the rest of the token budget, at least a quarter.
     """
 
@@ -43,25 +46,26 @@ class Policy:
         self._decode_run = self._mixed_run = 0
         self.pace = Pace()
 
-    def quota(self, num_decode: int, *, prefill_waits: bool) -> Quota:
-        """`num_decode` rows could decode; `prefill_waits` if prompts could be computed."""
-        if not prefill_waits or not num_decode:
+    def quota(self, num_decode: int, num_prefill: int) -> Quota:
+        """`num_decode` requests could decode, and prompts of `num_prefill` be computed."""
+        if not num_prefill or not num_decode:
             self._decode_run = self._mixed_run = 0
             return Quota(num_decode > 0, self._budget)
         if self._name == "mixed":
-            return Quota(True, self._mixed_prefill(num_decode))
+            return Quota(True, self._mixed_prefill(num_decode, num_prefill))
         if self._name == "decode-first" and self._decode_run < _DECODE_RUN:
             self._decode_run += 1
             return Quota(True, 0)
         self._decode_run = 0
         return Quota(False, self._budget)
 
-    def _mixed_prefill(self, num_decode: int) -> int:
+    def _mixed_prefill(self, num_decode: int, num_prefill: int) -> int:
         """The prompt tokens that go along with decode rows."""
         most = max(self._budget - num_decode, self._budget // 4, 1)
         if self.pace.decode_time is None:
             return most
-        fitting = self.pace.tokens_in(_PREFILL_SHARE * self.pace.decode_time)
+        share = max(_PREFILL_SHARE, _PROMPT_WEIGHT * num_prefill / num_decode)
+        fitting = self.pace.tokens_in(share * self.pace.decode_time)
         if fitting is None:
             return most
         self._mixed_run += 1

@@ -111,15 +111,15 @@ def test_a_batch_without_streams_takes_the_whole_budget() -> None:
     policy = Policy("mixed", 512)
     policy.pace.observe(4, 0, 0.1)
     policy.pace.observe(0, 512, 0.5)
-    assert policy.quota(0, prefill_waits=True).prefill_tokens == 512
-    assert policy.quota(4, prefill_waits=True).prefill_tokens == 71
+    assert policy.quota(0, 1).prefill_tokens == 512
+    assert policy.quota(4, 1).prefill_tokens == 71
 
 
 def test_one_batch_in_seventeen_decodes_alone_to_be_measured() -> None:
     policy = Policy("mixed", 512)
     policy.pace.observe(4, 0, 0.1)
     policy.pace.observe(0, 512, 0.5)
-    quotas = [policy.quota(4, prefill_waits=True) for _ in range(34)]
+    quotas = [policy.quota(4, 1) for _ in range(34)]
     assert [index for index, quota in enumerate(quotas) if not quota.prefill_tokens] == [16, 33]
 
 
@@ -131,3 +131,27 @@ def test_noise_and_unmeasured_steps_make_no_prompt_token_free() -> None:
     pace.observe(3, 0, 0.2)
     pace.observe(3, 10, 0.1)  # quicker than without the prompt
     assert pace.token_time == pytest.approx(0.001)
+
+
+def test_many_prompts_beside_few_streams_get_more() -> None:
+    policy = Policy("mixed", 512)
+    policy.pace.observe(4, 0, 0.1)
+    policy.pace.observe(0, 512, 0.5)
+    sizes = [policy.quota(4, waiting).prefill_tokens for waiting in (1, 2, 4, 8, 400)]
+    assert sizes == [71, 102, 204, 409, 508]
+
+
+def test_a_few_early_streams_do_not_keep_a_burst_from_filling_the_batch() -> None:
+    def seconds(num_early: int) -> float:
+        harness = timed_harness(COSTS["a CPU"], "mixed")
+        prompts = iter([seed] * 128 for seed in range(32))
+        clients = [harness.submit(next(prompts), 64) for _ in range(num_early)]
+        while num_early and not all(len(client.tokens) > 1 for client in clients):
+            harness.step()
+        begun = clock(harness)
+        clients += [harness.submit(prompt, 64) for prompt in prompts]
+        harness.run()
+        harness.check_tokens()
+        return clock(harness) - begun
+
+    assert seconds(num_early=2) < 1.2 * seconds(num_early=0)

@@ -132,16 +132,16 @@ def test_requests_that_wait_for_pages_count_as_waiting() -> None:
 )
 def test_what_a_batch_is_made_of(name: str, expected: list[Quota]) -> None:
     policy = Policy(name, 32)  # type: ignore[arg-type]
-    assert [policy.quota(4, prefill_waits=True) for _ in range(3)] == expected
-    assert policy.quota(0, prefill_waits=True) == Quota(False, 32)
-    assert policy.quota(4, prefill_waits=False).decode
+    assert [policy.quota(4, 1) for _ in range(3)] == expected
+    assert policy.quota(0, 1) == Quota(False, 32)
+    assert policy.quota(4, 0).decode
 
 
 def test_prompts_get_their_turn_under_every_policy() -> None:
     decode_first = Policy("decode-first", 32)
-    quotas = [decode_first.quota(4, prefill_waits=True) for _ in range(34)]
+    quotas = [decode_first.quota(4, 1) for _ in range(34)]
     assert sum(not quota.decode for quota in quotas) == 2
-    assert Policy("mixed", 32).quota(500, prefill_waits=True) == Quota(True, 8)
+    assert Policy("mixed", 32).quota(500, 1) == Quota(True, 8)
 
 
 def test_a_request_that_finds_no_room_is_not_looked_up_each_step(
