@@ -18,7 +18,7 @@ from functools import partial
 import grpc.aio
 import psutil
 
-from bench import figures
+from bench import cpu, figures
 from bench.figures import Rounds
 from protos import common_pb2, inference_pb2, inference_pb2_grpc
 from services.common.config import option, parse
@@ -119,13 +119,22 @@ async def _one(
     gateway: psutil.Process,
     rounds: Rounds,
 ) -> None:
-    cpu, start = sum(gateway.cpu_times()[:2]), time.perf_counter()
+    before, start = cpu.of_process(gateway), time.perf_counter()
     tokens = await way()
-    wall, used = time.perf_counter() - start, sum(gateway.cpu_times()[:2]) - cpu
+    wall, used = time.perf_counter() - start, cpu.of_process(gateway) - before
     assert tokens == config.requests * config.max_tokens, f"{name}: {tokens}"
     rounds.add(name, "requests/s", config.requests / wall)
     rounds.add(name, "tokens/s", tokens / wall)
     rounds.add(name, "gateway, CPU us a token", used / tokens * 1e6)
+
+
+def ratios(rounds: Rounds) -> str:
+    """One stream for all generations against a call for each, which is the question here."""
+    heads = ["Session / Generate"]
+    each = {name: rounds.ratio("Session", "Generate", name) for name in rounds.measures}
+    return "\n" + figures.rows(
+        "", heads, [(name, [figures.number(one)]) for name, one in each.items()]
+    )
 
 
 WAYS: dict[str, Callable[[inference_pb2_grpc.InferenceAsyncStub, BenchConfig], Awaitable[int]]] = {
@@ -137,7 +146,7 @@ WAYS: dict[str, Callable[[inference_pb2_grpc.InferenceAsyncStub, BenchConfig], A
 def main(argv: list[str]) -> None:
     """Measures and prints."""
     config = parse(BenchConfig, argv, prog="bench.grpc_session", description=__doc__ or "")
-    figures.run("grpc_session", config, lambda rounds: measure(config, rounds))
+    figures.run("grpc_session", config, lambda rounds: measure(config, rounds), ratios)
 
 
 if __name__ == "__main__":

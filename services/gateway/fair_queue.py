@@ -103,7 +103,7 @@ class FairQueue(Generic[T]):
             heapq.heapify(tenant.heap)
 
     def ahead(self, tenant: str) -> float:
-        """About how many items leave before a tenant's next one would."""
+        """About how many items, whatever each costs, leave before a tenant's next one would."""
         mine = self._tenant(tenant)
         active = sum(t.weight for t in self._tenants.values() if t.size and t is not mine)
         return min((mine.size + 1) * (active + mine.weight) / mine.weight, self._size + 1)

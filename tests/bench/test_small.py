@@ -47,6 +47,10 @@ async def test_sessions_are_compared_with_calls() -> None:
     await grpc_session.measure(config, ways)
     assert ways.systems == ["Generate", "Session"]
     assert {"requests/s", "tokens/s"} <= positive(ways)
+    told = Rounds()
+    for name, value in (("Generate", 200.0), ("Session", 500.0)):
+        told.add(name, "requests/s", value)
+    assert grpc_session.ratios(told).splitlines()[-1] == "| requests/s | 2.5 |"
 
 
 @pytest.mark.integration
