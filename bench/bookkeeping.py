@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -66,14 +68,19 @@ class Cached:
 
 
 def measure(config: BenchConfig, rounds: Rounds) -> None:
-    """Adds every size to `rounds`, round by round."""
-    trees = {number: Cached(number) for number in CACHED if number <= config.largest}
-    for _ in range(config.rounds):
-        for running in (number for number in RUNNING if number <= config.largest):
-            spent = 1e6 * scheduler_seconds(running, config.steps)
-            rounds.add(OWN, f"{STEP}, {running}", spent)
-        for cached, tree in trees.items():
-            rounds.add(OWN, f"{MATCH}, {cached}", 1e6 * tree.match_seconds())
+    """Adds every size to `rounds`, round by round; a bar on a terminal shows how far it is."""
+    measured: list[tuple[str, Callable[[], float]]] = [
+        (f"{STEP}, {number}", partial(scheduler_seconds, number, config.steps))
+        for number in RUNNING
+        if number <= config.largest
+    ]
+    measured += [
+        (f"{MATCH}, {number}", Cached(number).match_seconds)
+        for number in CACHED
+        if number <= config.largest
+    ]
+    for name, seconds in figures.shown(measured * config.rounds):
+        rounds.add(OWN, name, 1e6 * seconds())
 
 
 def main(argv: list[str]) -> None:

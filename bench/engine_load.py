@@ -135,7 +135,9 @@ def scheduler_seconds(num_running: int, steps: int) -> float:
     scheduler = Scheduler(NoEngine(), max_running_requests=num_running)
     submits = [submission(n, list(range(n, n + 500)), 3000) for n in range(num_running)]
     scheduler.step(Commands(submits), 0.0)
-    while scheduler.gauges().num_running < num_running or scheduler.counters.batch_tokens > 512:
+    # Until a batch is a token of each: no prompt is left then.
+    decoding = (num_running, num_running)
+    while (scheduler.gauges().num_running, scheduler.counters.batch_tokens) != decoding:
         scheduler.step(Commands(), 0.0)
     started = time.process_time()
     for _ in range(steps):

@@ -17,11 +17,16 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn, Protocol, TypeVar, cast
+
+from rich.console import Console
+from rich.progress import track
 
 from services import __version__
 from services.client.answer import Failure
 from services.common import logs, process
+
+T = TypeVar("T")
 
 OWN = "shoal"  # the system's name where nothing is compared
 _PACKAGES = ("torch", "grpcio", "uvloop", "tokenizers")
@@ -141,6 +146,14 @@ def run(
         return 0
 
     process.run(go)
+
+
+def shown(parts: Sequence[T]) -> Iterable[T]:
+    """The parts of a measurement, with a bar on stderr while they go by, if that is a terminal."""
+    console = Console(stderr=True)
+    return track(
+        parts, "measuring", console=console, transient=True, disable=not console.is_terminal
+    )
 
 
 def finish(name: str, config: Config, rounds: Rounds) -> None:

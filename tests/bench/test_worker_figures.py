@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench import bookkeeping, perplexity
+from bench.engine_load import scheduler_seconds
 from bench.figures import OWN, Rounds
 from services.worker.native.kernels import Kernels
 
@@ -31,3 +32,7 @@ def test_int8_costs_less_than_one_per_cent(tmp_path: Path) -> None:
     assert figures["none"] < 100  # it is English to the model
     assert figures["int8"] != figures["none"]
     assert abs(figures["int8 against none, %"]) < 1
+
+
+def test_a_step_of_more_requests_than_a_chunk_has_tokens_is_measured() -> None:
+    assert scheduler_seconds(520, steps=2) > 0
