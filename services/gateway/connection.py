@@ -145,6 +145,12 @@ class GuardedConnection(HttpToolsProtocol):
             if 0 < len(self.pipeline) <= _MAX_PIPELINED:  # uvicorn stops reading here
                 self.flow.resume_reading()  # or the end of the client would not be seen
 
+    def on_response_complete(self) -> None:
+        for link in self._unanswered:
+            if link.answered:
+                link.release()
+        super().on_response_complete()
+
     def on_message_complete(self) -> None:
         if self._wants_upgrade():
             return

@@ -62,6 +62,11 @@ class Link:
         else:
             self._cycle.flow.resume_reading()
 
+    def release(self) -> None:
+        """The answer has been written: the scope forgets the link, lest both be garbage in a
+        cycle."""
+        self._cycle.scope.pop("extensions", None)
+
     def tell_gone(self) -> None:
         """The client has left."""
         self._cycle.disconnected = True

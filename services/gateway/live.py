@@ -82,6 +82,7 @@ class LiveGeneration:
         self._moves: set[asyncio.Task[None]] = set()
         self._error: ShoalError | None = None
         self._closed = False
+        self._final_usage: Usage | None = None  # once it is closed
         self.span: Span | None = None  # once it is accepted
 
     # -- before acceptance
@@ -179,6 +180,8 @@ class LiveGeneration:
 
     @property
     def usage(self) -> Usage:
+        if self._final_usage is not None:
+            return self._final_usage
         num_prompt = len(self.prompt_token_ids)
         cached = max((choice.cached_tokens for choice in self._choices), default=0)
         return Usage(
@@ -289,6 +292,9 @@ class LiveGeneration:
         self._host.metrics.observe_request(self._loop.time() - self._arrived)
         self._tell_end()
         self._host.release(self)
+        # Those who know each other would be garbage in a cycle.
+        self._final_usage = self.usage
+        self._choices, self._write = [], None
 
     async def aclose(self) -> None:
         self.close()
