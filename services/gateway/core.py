@@ -33,7 +33,8 @@ from services.gateway.domain import (
 from services.gateway.live import LiveGeneration
 from services.gateway.local_decoder import LocalDecoder
 from services.gateway.metrics import Metrics
-from services.gateway.peers.fleet import RETRY_AFTER_SECONDS, Model, PeerFleet, Sources
+from services.gateway.peers.catalog import Model
+from services.gateway.peers.fleet import RETRY_AFTER_SECONDS, PeerFleet, Sources
 from services.gateway.peers.session import SessionTimes
 from services.gateway.peers.worker import flush_all
 from services.gateway.placement import PATIENCE_SECONDS
@@ -121,7 +122,7 @@ class Core:
         self._idle.clear()
 
     def _retry_after(self, request: GenerationRequest) -> float:
-        model = request.model or next(iter(self.fleet.models()), "")
+        model = request.model or next(iter(self.fleet.catalog.models()), "")
         return self.admission.retry_after(model, request.tenant)
 
     def release(self, generation: LiveGeneration) -> None:
@@ -194,7 +195,7 @@ class Core:
     def models(self) -> Sequence[ModelCard]:
         return [
             ModelCard(model.name, model.max_model_len, model.created, model.quantizations)
-            for model in self.fleet.models().values()
+            for model in self.fleet.catalog.models().values()
         ]
 
     async def flush_cache(self) -> None:
@@ -202,7 +203,7 @@ class Core:
 
     async def _find_model(self, name: str) -> Model:
         return await self.fleet.wait_for(
-            lambda: self.fleet.named_model(name), self.hold_timeout, "no worker has been seen yet"
+            lambda: self.fleet.catalog.named(name), self.hold_timeout, "no worker has been seen yet"
         )
 
     # -- readiness and the end

@@ -25,7 +25,7 @@ from services.gateway.domain import (
 )
 from services.gateway.live import Host, LiveGeneration
 from services.gateway.offload import LARGE_COUNT, sized
-from services.gateway.peers.fleet import Model
+from services.gateway.peers.catalog import Model
 
 
 async def start(host: Host, request: GenerationRequest) -> LiveGeneration:

@@ -28,7 +28,7 @@ from services.gateway.domain import (
     TokenLogprobs,
     Usage,
 )
-from services.gateway.peers.fleet import Model
+from services.gateway.peers.catalog import Model
 from services.gateway.placement import Placement
 from services.gateway.watch.journeys import Journeys
 

@@ -29,7 +29,8 @@ from services.gateway.admission import Admission
 from services.gateway.choice import Choice
 from services.gateway.domain import GenerationRequest
 from services.gateway.metrics import Metrics
-from services.gateway.peers.fleet import Model, PeerFleet
+from services.gateway.peers.catalog import Model
+from services.gateway.peers.fleet import PeerFleet
 from services.gateway.peers.worker import WorkerPeer
 from services.gateway.retry_budget import RetryBudget
 from services.gateway.watch.journeys import Journey

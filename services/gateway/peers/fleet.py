@@ -1,4 +1,4 @@
-"""Every peer of the gateway: which models they serve, and who takes the next piece of work.
+"""Every peer of the gateway, and who takes the next piece of work.
 
 Whoever needs an instance says for how long it can wait for one.
 """
@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from protos import tokenizer_pb2, worker_pb2
-from services.common.errors import InvalidRequest, ModelNotFound, PeerLost, Unavailable
+from services.common.errors import PeerLost, Unavailable
 from services.common.tls import NO_TLS, TlsFiles
 from services.gateway.discovery import AddressSource
 from services.gateway.local_decoder import LocalDecoder
 from services.gateway.peers.breaker import State
+from services.gateway.peers.catalog import Model, ModelCatalog
 from services.gateway.peers.detokenizer import Decoder, DetokenizerPeer
 from services.gateway.peers.pool import PeerPool
 from services.gateway.peers.session import SessionTimes
@@ -32,20 +32,6 @@ C = TypeVar("C", TokenizerPeer, DetokenizerPeer)
 
 RETRY_AFTER_SECONDS = 1.0
 REPEAT_PATIENCE_SECONDS = 30.0  # for another tokenizer after one was lost
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A model that some worker serves, or served until it was lost.
-
-    Where workers differ, the limits are those of the smallest.
-    """
-
-    name: str
-    max_model_len: int
-    vocab_size: int
-    created: int  # when this gateway first saw it, in Unix seconds
-    quantizations: tuple[str, ...] = ()  # of its workers' weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +74,7 @@ class PeerFleet:
             sources.tls,
             self.announce_change,
         )
+        self.catalog = ModelCatalog(self.workers, expected_models)
         self.local_decoder = local_decoder
         self.num_reencodes = 0  # encodes repeated because their tokenizer was lost
         self.num_breaker_openings = 0  # also of workers that have gone since
@@ -98,10 +85,6 @@ class PeerFleet:
         self._index = index
         self._changed = asyncio.Event()
         self._num_changes = 0
-        self._models: dict[str, Model] = {}
-        self._models_at = -1  # after how many changes those were the models
-        self._first_seen: dict[str, int] = {}
-        self._expected: dict[str, Model | None] = dict.fromkeys(expected_models)  # as last seen
         self.num_held: dict[str, int] = dict.fromkeys(("", *expected_models), 0)
 
     async def run(self) -> None:
@@ -113,6 +96,7 @@ class PeerFleet:
     def announce_change(self) -> None:
         """Wakes everybody who waits for a change, once."""
         self._num_changes += 1
+        self.catalog.look_again()
         self._changed.set()
         self._changed.clear()
         self.on_change()
@@ -157,38 +141,6 @@ class PeerFleet:
 
     # -- models
 
-    def models(self) -> Mapping[str, Model]:
-        """The models by name. One whose workers are all away is still listed, for as long as
-        they have an address, or once it was seen if it is an expected one."""
-        if self._models_at != self._num_changes:
-            self._models = self._find_models()
-            self._models_at = self._num_changes
-        return self._models
-
-    def _find_models(self) -> dict[str, Model]:
-        by_name: dict[str, list[WorkerPeer]] = {}
-        for worker in self.workers:
-            if worker.info is not None:
-                by_name.setdefault(worker.info.model, []).append(worker)
-        found = {name: self._model(name, workers) for name, workers in by_name.items()}
-        for name, before in self._expected.items():
-            if name in found:
-                self._expected[name] = found[name]
-            elif before is not None:
-                found[name] = before
-        return dict(sorted(found.items()))
-
-    def _model(self, name: str, workers: list[WorkerPeer]) -> Model:
-        infos = [worker.info for worker in workers if worker.ready and worker.info]
-        infos = infos or [worker.info for worker in workers if worker.info]
-        return Model(
-            name,
-            min(info.max_model_len for info in infos),
-            min(info.vocab_size for info in infos),
-            self._first_seen.setdefault(name, int(time.time())),
-            tuple(sorted({info.quantization or "none" for info in infos})),
-        )
-
     async def find_model(self, name: str, patience: float) -> Model:
         """The model of that name, with a worker ready for it; empty means the only one.
 
@@ -196,37 +148,17 @@ class PeerFleet:
         """
 
         def find() -> Model | None:
-            model = self.named_model(name)
+            model = self.catalog.named(name)
             return model if model and self.ready_workers(model.name) else None
 
         if (found := find()) is not None:
             return found
-        only = next(iter(self._expected)) if len(self._expected) == 1 else ""
-        held = (name or only) if (name or only) in self._expected else ""
+        held = self.catalog.expected_name(name)
         self.num_held[held] += 1
         try:
             return await self.wait_for(find, patience, "no worker is ready")
         finally:
             self.num_held[held] -= 1
-
-    def named_model(self, name: str) -> Model | None:
-        """The model, with or without a ready worker; None if no model is known at all, or an
-        expected one is not known yet. Raises ModelNotFound or InvalidRequest."""
-        models = self.models()
-        if name in models:
-            return models[name]
-        if not models:
-            return None
-        names = sorted({*models, *self._expected})
-        if not name:
-            if len(names) > 1:
-                raise InvalidRequest(f"name a model: {', '.join(names)}", param="model")
-            name = names[0]
-        if name not in names:
-            raise ModelNotFound(
-                f"The model {name!r} does not exist; served: {', '.join(names)}", param="model"
-            )
-        return models.get(name)
 
     # -- instances
 
@@ -271,7 +203,7 @@ class PeerFleet:
         local = self.local_decoder
         if local is None:
             return self._least_outstanding(self.detokenizers, model.name)
-        if _same_model(local.model, model.name) or len(self.models()) == 1:
+        if _same_model(local.model, model.name) or len(self.catalog.models()) == 1:
             return local
         return None  # it would decode with another model's vocabulary
 
@@ -368,7 +300,7 @@ class PeerFleet:
         """
         ready = pool.ready
         matching = [peer for peer in ready if _same_model(peer.model, model)]
-        if not matching and len(self.models()) == 1:
+        if not matching and len(self.catalog.models()) == 1:
             names = {peer.model for peer in pool if peer.info is not None}
             matching = ready if len(names) == 1 else []
         if len(matching) == 1:

@@ -84,7 +84,7 @@ async def test_several_models_are_told_apart(tmp_path: Path) -> None:
         await rig.until_fleet(
             lambda fleet: {peer.model for peer in fleet.tokenizers.ready} == {"fake", "hub/other"}
         )
-        await rig.until_fleet(lambda fleet: set(fleet.models()) == {"fake", "other"})
+        await rig.until_fleet(lambda fleet: set(fleet.catalog.models()) == {"fake", "other"})
         with pytest.raises(InvalidRequest, match="fake, other"):
             await rig.core.start(request())
         for index, model in enumerate(("fake", "other")):
