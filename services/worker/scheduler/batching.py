@@ -43,9 +43,17 @@ class InFlight:
     sampled: Sequence[bool]
     num_tokens: int
     num_prefill_tokens: int
+    prefill_position: float  # the mean of these tokens' positions
     pending: PendingStep
     follows_work: bool
     masks: TokenMasks | None = None
+
+
+def mean_position(ends: Sequence[int], rows: Rows) -> float:
+    """Of the tokens of all chunks; 0 without any. ends: the position after each row's last."""
+    chunks = list(zip(ends[rows.num_decode :], rows.lengths[rows.num_decode :], strict=True))
+    total = sum(length * (end - 0.5 * length) for end, length in chunks)
+    return total / max(rows.num_prefill_tokens, 1)
 
 
 def build_batch(

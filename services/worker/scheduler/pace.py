@@ -1,39 +1,99 @@
 """How fast the engine is, as its own steps have shown: the base of chunk sizes and estimates.
 
 A step that decodes alone shows what a decode step takes; what a step with prompt tokens took
-beyond that is their share. The decode time changes with the requests that run, so `mixed`
-lets a step decode alone now and then. It knows durations only, and no clock.
+beyond that is their share. A prompt token attends to all before it, so that it costs
+a + b x position. The decode time changes with the requests that run, so `mixed` lets a step
+decode alone now and then. It knows durations only, and no clock.
 """
 
 from __future__ import annotations
 
-_DECODE_WEIGHT = 0.3  # of the newest step in the smoothed times
-_PREFILL_WEIGHT = 0.3
+import math
+
+_DECODE_WEIGHT = 0.25  # of the newest step in the smoothed decode time
+_DECODE_LIMIT = 1.5  # times that, which no step counts for more than: some are held up
+_NOISE = 0.15  # of a step's time, by which steps of one kind differ
+_DRIFT = 0.02  # by which prompt tokens' cost may change from a step to the next
+_DOUBLED = 4000.0  # a first guess of the position at which attention doubles a token's cost
+_OUTLIER = 2.0  # standard deviations; what is further off counts as this far
 
 
 class Pace:
-    """Smoothed times in seconds; None while nothing has been measured."""
+    """Times in seconds; None while nothing has been measured."""
 
     def __init__(self) -> None:
         self.decode_time: float | None = None  # a step of all that decode
-        self.token_time: float | None = None  # a prompt token, added to a step
+        self._cost: _TokenCost | None = None
 
-    def observe(self, num_decode: int, num_prefill: int, duration: float) -> None:
-        """Takes in a step's decode rows, prompt tokens and seconds; 0 s is no measurement."""
+    def observe(
+        self, num_decode: int, num_prefill: int, duration: float, position: float = 0.0
+    ) -> None:
+        """Takes in a step; 0 s is no measurement.
+
+        Args:
+            num_decode: decode rows.
+            num_prefill: prompt tokens.
+            duration: seconds.
+            position: the prompt tokens' mean position.
+        """
         if duration <= 0:
             return
         if not num_prefill:
-            self.decode_time = _smooth(self.decode_time, duration, _DECODE_WEIGHT)
-        elif not num_decode or self.decode_time is not None:
-            beside = self.decode_time if num_decode and self.decode_time is not None else 0.0
-            # Never nothing: noise must not make prompt tokens look free for long.
-            share = max(duration - beside, 0.1 * duration) / num_prefill
-            self.token_time = _smooth(self.token_time, share, _PREFILL_WEIGHT)
+            smoothed = duration if self.decode_time is None else self.decode_time
+            newest = min(duration, _DECODE_LIMIT * smoothed)
+            self.decode_time = smoothed + _DECODE_WEIGHT * (newest - smoothed)
+            return
+        if num_decode and self.decode_time is None:
+            return
+        beside = self.decode_time or 0.0 if num_decode else 0.0
+        # Never nothing: noise must not make prompt tokens look free for long.
+        share = max(duration - beside, 0.1 * duration) / num_prefill
+        if self._cost is None:
+            self._cost = _TokenCost(position, share)
+        self._cost.observe(position, share, _NOISE * duration / num_prefill)
 
-    def tokens_in(self, seconds: float) -> int | None:
-        """How many prompt tokens take so long; None if it is not known."""
-        return None if self.token_time is None else int(seconds / self.token_time)
+    def prompt_time(self, start: int, num_tokens: int) -> float | None:
+        """Seconds that prompt tokens from a position on add to a step; None if not known."""
+        if self._cost is None:
+            return None
+        return num_tokens * self._cost.at(start + 0.5 * num_tokens)
+
+    def tokens_in(self, seconds: float, start: int = 0) -> int | None:
+        """How many prompt tokens from a position on take so long; None if it is not known."""
+        if self._cost is None:
+            return None
+        # The root of n (first + n slope / 2) = seconds, in the form that allows a slope of 0.
+        first, slope = self._cost.at(start), self._cost.slope
+        return int(2 * seconds / (first + math.sqrt(first * first + 2 * slope * seconds)))
 
 
-def _smooth(old: float | None, new: float, weight: float) -> float:
-    return new if old is None else old + weight * (new - old)
+class _TokenCost:
+    """A prompt token's seconds, base + slope x position, by a Kalman filter of these two.
+
+    Its variances follow the measurements' own noise, so that steps with few tokens, whose share
+    is mostly noise, count little; and both may drift, by one factor, as the machine does.
+    """
+
+    def __init__(self, position: float, cost: float) -> None:
+        self.base = cost / (1 + position / _DOUBLED)
+        self.slope = self.base / _DOUBLED
+        self._var_base, self._var_slope, self._covariance = self.base**2, self.slope**2, 0.0
+
+    def at(self, position: float) -> float:
+        return self.base + self.slope * position
+
+    def observe(self, position: float, cost: float, deviation: float) -> None:
+        """Takes in a token's cost at a position, measured with such a standard deviation."""
+        self._var_base += (_DRIFT * self.base) ** 2
+        self._var_slope += (_DRIFT * self.slope) ** 2
+        self._covariance += _DRIFT**2 * self.base * self.slope
+        to_base = self._var_base + self._covariance * position
+        to_slope = self._covariance + self._var_slope * position
+        variance = to_base + to_slope * position + deviation**2
+        limit = _OUTLIER * math.sqrt(variance)
+        surprise = min(max(cost - self.at(position), -limit), limit)
+        self.base = max(self.base + to_base / variance * surprise, 0.1 * self.base)
+        self.slope = max(self.slope + to_slope / variance * surprise, 0.0)
+        self._var_base -= to_base * to_base / variance
+        self._var_slope -= to_slope * to_slope / variance
+        self._covariance -= to_base * to_slope / variance

@@ -37,7 +37,8 @@ class Planner:
         writes to must not be given away under it.
         """
         decoding, prefilling = self._residents.split()
-        quota = self._policy.quota(len(decoding), len(prefilling) + len(self._waiting))
+        position = prefilling[0].num_computed if prefilling else 0
+        quota = self._policy.quota(len(decoding), len(prefilling) + len(self._waiting), position)
         rows = Rows([], [], 0)
         if quota.decode:
             if not self._make_room(decoding, in_flight=in_flight):

@@ -11,9 +11,9 @@ _DECODE_RUN = 16  # decode-first: decode batches before waiting prompts get one
 _MIXED_RUN = 16  # mixed: batches with prompts before one decodes alone, which measures it
 # mixed: of a decode step's time, which a chunk may add to it. With all of it the longest of many
 # gaps, which steps of uneven length decide, would be more than twice as long as before.
-_PREFILL_SHARE = 0.7
+_PREFILL_SHARE = 0.8
+_LEAST_SHARE = 0.35  # of it in any case, so that no prompt starves
 _PROMPT_WEIGHT = 2.0  # mixed: of a request that waits for its first token, a stream's being 1
-_LEAST_CHUNK = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,12 @@ class Policy:
                     prompt stalls the streams
     decode-first    decode while there is any; prompts get one batch in 17
     mixed           all decode rows, and of the prompts what takes less than a decode step by
-                    itself: streams keep more than half their speed, and prompts get two
-                    fifths of the engine. Where many wait beside few streams they get more,
-                    each of them twice a stream's share: a few early streams do not keep a
-                    burst from filling the batch. Until the engine's pace is known, prompts get
-                    the rest of the token budget, at least a quarter.
+                    itself: streams keep more than half the speed they had before the prompts
+                    came, and prompts get up to four ninths of the engine. Where many wait
+                    beside few streams they get more, each of them twice a stream's share: a
+                    few early streams do not keep a burst from filling the batch. Until the
+                    engine's pace is known, prompts get the rest of the token budget, at least
+                    a quarter.
     """
 
     def __init__(
@@ -44,32 +45,47 @@ class Policy:
         self._name = name
         self._budget = max_prefill_tokens
         self._decode_run = self._mixed_run = 0
+        self._calm_rows, self._calm_time = 0, 0.0  # of decode steps when no prompt waited
         self.pace = Pace()
 
-    def quota(self, num_decode: int, num_prefill: int) -> Quota:
-        """`num_decode` requests could decode, and prompts of `num_prefill` be computed."""
+    def quota(self, num_decode: int, num_prefill: int, position: int = 0) -> Quota:
+        """`num_decode` requests could decode, and prompts of `num_prefill` be computed, of which
+        the first goes on at a position."""
         if not num_prefill or not num_decode:
             self._decode_run = self._mixed_run = 0
+            self._calm_rows, self._calm_time = num_decode, self.pace.decode_time or 0.0
             return Quota(num_decode > 0, self._budget)
         if self._name == "mixed":
-            return Quota(True, self._mixed_prefill(num_decode, num_prefill))
+            return Quota(True, self._mixed_prefill(num_decode, num_prefill, position))
         if self._name == "decode-first" and self._decode_run < _DECODE_RUN:
             self._decode_run += 1
             return Quota(True, 0)
         self._decode_run = 0
         return Quota(False, self._budget)
 
-    def _mixed_prefill(self, num_decode: int, num_prefill: int) -> int:
+    def _mixed_prefill(self, num_decode: int, num_prefill: int, position: int) -> int:
         """The prompt tokens that go along with decode rows."""
         most = max(self._budget - num_decode, self._budget // 4, 1)
-        if self.pace.decode_time is None:
+        decode = self.pace.decode_time
+        if decode is None:
             return most
-        share = max(_PREFILL_SHARE, _PROMPT_WEIGHT * num_prefill / num_decode)
-        fitting = self.pace.tokens_in(share * self.pace.decode_time)
+        share = max(self._calm_share(num_decode, decode), _PROMPT_WEIGHT * num_prefill / num_decode)
+        fitting = self.pace.tokens_in(share * decode, position)
         if fitting is None:
             return most
         self._mixed_run += 1
         if self._mixed_run > _MIXED_RUN:
             self._mixed_run = 0
             return 0
-        return min(max(fitting, _LEAST_CHUNK), most)
+        return min(max(fitting, 1), most)
+
+    def _calm_share(self, num_decode: int, decode: float) -> float:
+        """Of a decode step's time, what prompts may add to it.
+
+        Steps grow with what the streams have to read. A long prompt does not add to that: a
+        step stays as long as it may be for the streams there were before it.
+        """
+        if num_decode > self._calm_rows or not self._calm_time:
+            return _PREFILL_SHARE
+        left = (1 + _PREFILL_SHARE) * self._calm_time / decode - 1
+        return min(max(left, _LEAST_SHARE), _PREFILL_SHARE)

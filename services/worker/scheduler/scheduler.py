@@ -22,7 +22,7 @@ from typing import Literal
 from services.common.errors import DeadlineExceeded, Overloaded, ShoalError
 from services.worker.core import Engine, EngineInfo, FinishReason, StepResult
 from services.worker.scheduler import intake
-from services.worker.scheduler.batching import InFlight, Rows, build_batch
+from services.worker.scheduler.batching import InFlight, Rows, build_batch, mean_position
 from services.worker.scheduler.masks import fill_masks
 from services.worker.scheduler.planner import Planner
 from services.worker.scheduler.policy import Policy
@@ -198,7 +198,7 @@ class Scheduler:
         cached = 0
         if request.prompt_logprobs is None:
             cached = self._residents.kv.cached_tokens(request.prefill_ids, request.cache_salt)
-        prefill = (len(request.prefill_ids) - cached) * (pace.token_time or 0.0)
+        prefill = pace.prompt_time(cached, len(request.prefill_ids) - cached) or 0.0
         num_steps = max(request.min_tokens - len(request.output_ids), 0)
         return 0.5 * (prefill + num_steps * (pace.decode_time or 0.0))
 
@@ -226,6 +226,7 @@ class Scheduler:
             sampled=sampled,
             num_tokens=batch.num_tokens,
             num_prefill_tokens=num_prefill_tokens,
+            prefill_position=mean_position(ends, rows),
             pending=self._engine.launch(batch),
             follows_work=self._had_work,
             masks=batch.masks,
@@ -246,7 +247,9 @@ class Scheduler:
             self.counters.step_time = result.duration
             self.counters.busy += result.duration
             num_decode = batch.num_tokens - batch.num_prefill_tokens
-            self._policy.pace.observe(num_decode, batch.num_prefill_tokens, result.duration)
+            self._policy.pace.observe(
+                num_decode, batch.num_prefill_tokens, result.duration, batch.prefill_position
+            )
             bubble = result.idle if batch.follows_work else 0.0
             self.counters.bubble += bubble
             output.steps.append(

@@ -68,13 +68,16 @@ def _reference(
     return torch.cat(outs)
 
 
-@pytest.mark.parametrize("page_size", [1, 4, 16, 64])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (8, 1, 16), (4, 4, 128)])
-def test_paged_attention(
-    kernels: Kernels, page_size: int, heads: int, kv_heads: int, dim: int
+def _check_rows(
+    kernels: Kernels,
+    shapes: list[tuple[int, int]],
+    heads: tuple[int, int],
+    dim: int,
+    page_size: int,
 ) -> None:
-    torch.manual_seed(page_size * 100 + heads)
-    shapes = [(0, 1), (130, 1), (0, 33), (63, 2), (64, 1), (5, 70), (300, 1), (16, 16), (7, 64)]
+    """Compares rows with the reference. shapes: (start, tokens) of each; heads: with the KV's."""
+    num_heads, kv_heads = heads
+    torch.manual_seed(page_size * 100 + num_heads)
     starts = torch.tensor([s for s, _ in shapes], dtype=torch.int32)
     lens = torch.tensor([n for _, n in shapes], dtype=torch.int32)
     width = max(-(-(s + n) // page_size) for s, n in shapes)
@@ -82,11 +85,27 @@ def test_paged_attention(
     tables = torch.randperm(num_pages).to(torch.int32).view(len(shapes), width)
     pool = torch.randn(2, num_pages + 1, kv_heads, page_size, dim) * 2
     keys, values = pool.transpose(2, 3)  # strides other than the shape's order
-    query = torch.randn(int(lens.sum()), heads, dim) * 2
+    query = torch.randn(int(lens.sum()), num_heads, dim) * 2
     scale = dim**-0.5
     out = _attend(kernels, query, keys, values, tables, starts, lens, scale)
     expected = _reference(query, keys, values, tables, starts, lens, scale)
     torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16, 64])
+@pytest.mark.parametrize(("heads", "dim"), [((9, 3), 64), ((8, 1), 16), ((4, 4), 128)])
+def test_paged_attention(
+    kernels: Kernels, page_size: int, heads: tuple[int, int], dim: int
+) -> None:
+    shapes = [(0, 1), (130, 1), (0, 33), (63, 2), (64, 1), (5, 70), (300, 1), (16, 16), (7, 64)]
+    _check_rows(kernels, shapes, heads, dim, page_size)
+
+
+@pytest.mark.parametrize(("heads", "dim"), [((9, 3), 64), ((4, 1), 16), ((10, 2), 80)])
+def test_few_queries_far_into_a_prompt(kernels: Kernels, heads: tuple[int, int], dim: int) -> None:
+    """Their keys are cut into spans of 1,024: about the cuts, and some queries before one."""
+    shapes = [(1022, 1), (1023, 1), (1024, 1), (2500, 1), (1000, 40), (2047, 2), (3000, 64)]
+    _check_rows(kernels, [*shapes, (1020, 65), (5, 3)], heads, dim, page_size=16)
 
 
 def test_every_head_size_has_a_kernel(kernels: Kernels) -> None:

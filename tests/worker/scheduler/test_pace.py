@@ -33,7 +33,9 @@ def clock(harness: Harness) -> float:
     return harness.engine.clock
 
 
-def p99_gap_ratio(cost: Cost, schedule: Schedule, *, overlap: bool = True) -> float:
+def p99_gap_ratio(
+    cost: Cost, schedule: Schedule, *, overlap: bool = True, settled: int = 60
+) -> float:
     """The streams' p99 gap while the long prompt is computed, over that before."""
     harness = timed_harness(cost, schedule, overlap=overlap)
     streams = [harness.submit([seed] * 20, 4000) for seed in range(NUM_STREAMS)]
@@ -51,7 +53,7 @@ def p99_gap_ratio(cost: Cost, schedule: Schedule, *, overlap: bool = True) -> fl
                 times.append(clock(harness))
         return float(np.percentile([after - before for before, after in pairwise(times)], 99))
 
-    before = gap_until(lambda: len(streams[0].tokens) > 60)
+    before = gap_until(lambda: len(streams[0].tokens) > settled)
     long = harness.submit(PROMPT, 1)
     during = gap_until(lambda: bool(long.tokens))
     harness.check_tokens()
@@ -78,11 +80,37 @@ COSTS = {
 }
 
 
+def noisy(cost: Cost, seed: int) -> Cost:
+    """The same where steps differ by a twentieth, and one in five hundred is held up."""
+    random = np.random.default_rng(seed)
+
+    def varied(batch: Batch) -> float:
+        held_up = 2.0 if random.random() < 0.002 else 1.0
+        return cost(batch) * held_up * float(np.exp(random.normal(0.0, 0.05)))
+
+    return varied
+
+
+def steep(batch: Batch) -> float:
+    """A small model on two cores: far into a prompt a token costs four times as much as at its
+    begin, and the streams' own steps grow, too."""
+    single = batch.query_lens == 1
+    read = float(batch.start[single].sum())
+    return affine(0.026, 0.0028, 0.0022, 1.1e-6)(batch) + 1.5e-6 * read
+
+
 @pytest.mark.parametrize(("name", "overlap"), [*((name, True) for name in COSTS), ("a CPU", False)])
 def test_a_long_prompt_at_most_doubles_the_gap_of_the_streams(name: str, overlap: bool) -> None:
     ratio = p99_gap_ratio(COSTS[name], "mixed", overlap=overlap)
     print(f"{name}, {overlap=}: p99 gap x {ratio:.2f}")
     assert ratio <= 1.85  # steps of real engines vary, and the bar is 2
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_so_does_one_whose_tokens_cost_ever_more_on_a_noisy_machine(seed: int) -> None:
+    ratio = p99_gap_ratio(noisy(steep, seed), "mixed", settled=200)
+    print(f"p99 gap x {ratio:.2f}")
+    assert ratio <= 2.0
 
 
 def test_the_other_policies_stall_the_streams_by_whole_chunks() -> None:
@@ -112,7 +140,7 @@ def test_a_batch_without_streams_takes_the_whole_budget() -> None:
     policy.pace.observe(4, 0, 0.1)
     policy.pace.observe(0, 512, 0.5)
     assert policy.quota(0, 1).prefill_tokens == 512
-    assert policy.quota(4, 1).prefill_tokens == 71
+    assert policy.quota(4, 1).prefill_tokens == 81
 
 
 def test_one_batch_in_seventeen_decodes_alone_to_be_measured() -> None:
@@ -129,8 +157,39 @@ def test_noise_and_unmeasured_steps_make_no_prompt_token_free() -> None:
     pace.observe(3, 40, 0.0)
     assert pace.tokens_in(1.0) is None
     pace.observe(3, 0, 0.2)
-    pace.observe(3, 10, 0.1)  # quicker than without the prompt
-    assert pace.token_time == pytest.approx(0.001)
+    for _ in range(20):
+        pace.observe(3, 10, 0.1)  # quicker than without the prompt
+    assert pace.prompt_time(0, 1) == pytest.approx(0.001, rel=0.01)
+
+
+def test_a_tokens_cost_is_told_where_it_was_not_measured() -> None:
+    """From steps over one half of a prompt with noise, for the other half and the beginning."""
+    pace, random = Pace(), np.random.default_rng(1)
+    for _ in range(5):
+        pace.observe(16, 0, 0.08)
+    for position in range(1000, 3000, 10):
+        added = 10 * (0.002 + 1e-6 * position)
+        pace.observe(16, 10, (0.08 + added) * float(random.normal(1.0, 0.05)), position)
+    for position in (0, 6000):
+        assert pace.prompt_time(position, 1) == pytest.approx(0.002 + 1e-6 * position, rel=0.35)
+    found = pace.tokens_in(0.06, 3000)
+    assert found is not None
+    assert pace.prompt_time(3000, found) == pytest.approx(0.06, rel=0.1)
+
+
+def test_one_step_that_was_held_up_changes_little() -> None:
+    pace = Pace()
+    for _ in range(5):
+        pace.observe(16, 0, 0.08)
+        pace.observe(16, 20, 0.12)
+    before = pace.tokens_in(0.06)
+    pace.observe(16, 20, 2.0)
+    pace.observe(16, 0, 2.0)
+    after = pace.tokens_in(0.06)
+    assert before is not None
+    assert after is not None
+    assert after > 0.6 * before
+    assert pace.decode_time == pytest.approx(0.09)
 
 
 def test_many_prompts_beside_few_streams_get_more() -> None:
@@ -138,7 +197,7 @@ def test_many_prompts_beside_few_streams_get_more() -> None:
     policy.pace.observe(4, 0, 0.1)
     policy.pace.observe(0, 512, 0.5)
     sizes = [policy.quota(4, waiting).prefill_tokens for waiting in (1, 2, 4, 8, 400)]
-    assert sizes == [71, 102, 204, 409, 508]
+    assert sizes == [81, 101, 199, 390, 508]
 
 
 def test_a_few_early_streams_do_not_keep_a_burst_from_filling_the_batch() -> None:
