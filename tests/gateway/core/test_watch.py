@@ -144,8 +144,8 @@ async def test_parts_of_a_long_prompt_are_in_it(rig: Rig) -> None:
     rig.worker.auto = True
     await collect(generation)
     told = [(event.kind, event.tokens) for event in events_of(rig)]
-    assert ("started", 2) in told
-    assert told.index(("prefilled", 4)) == told.index(("started", 2)) + 1
+    # The first step may have joined that frame, and it tells of a start too.
+    assert told.index(("started", 2)) < told.index(("prefilled", 4))
 
 
 async def test_a_move_is_in_it(tmp_path: Path) -> None:
