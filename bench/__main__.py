@@ -41,7 +41,7 @@ QUICK: dict[str, tuple[str, ...]] = {
 _NO_ROUNDS = ("perplexity", "fleet_sim")  # nothing timed; fitted to many points instead
 _PEERS = {  # the flags about peers that a benchmark takes
     "wire": ("mini_sglang", "mini_python", "smg_python"),
-    "engine_peers": ("ctranslate2", "openvino"),
+    "engine_peers": ("ctranslate2", "openvino", "llama_cpp"),
 }
 _PEER = "peers, as bench/README.md installs them"
 
@@ -59,6 +59,9 @@ class AllConfig:
     smg_python: str = borrow(WireConfig, "smg_python", group=_PEER)
     ctranslate2: str = option("", "a Python that has CTranslate2; empty leaves it out", group=_PEER)
     openvino: str = option("", "a Python that has OpenVINO GenAI; empty leaves it out", group=_PEER)
+    llama_cpp: str = option(
+        "", "a Python that has llama-cpp-python; empty leaves it out", group=_PEER
+    )
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.only if name not in QUICK]:

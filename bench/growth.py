@@ -15,9 +15,10 @@ import asyncio
 import sys
 import tempfile
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bench import figures
@@ -41,6 +42,8 @@ _PROMPTS = {"a short prompt": 0, "a prompt of 1,000 words": 1000}  # words befor
 _HANDLES = 'shoal_gateway_handles{peer="worker"}'
 _QUEUED = "shoal_gateway_requests_queued"
 
+Measure = Callable[["GrowthConfig", str, Running, Rounds], Awaitable[None]]
+
 
 @dataclass(frozen=True)
 class GrowthConfig:
@@ -60,22 +63,24 @@ class GrowthConfig:
 
 
 async def measure(config: GrowthConfig, rounds: Rounds) -> None:
-    """Adds the figures of two fleets to `rounds` for each round."""
+    """Adds the figures of a fleet for the streams, and of one for each kind of queued request."""
     with tempfile.TemporaryDirectory(prefix="growth-") as directory:
         model = Path(directory) / "model"
         model.mkdir()
         token_ids = write_model(model)
         shoal = Shoal(detokenizer=config.detokenizers > 0)
         full = Shoal(detokenizer=config.detokenizers > 0, max_running=_SMALL)
+        fleets: list[tuple[Shoal, Measure]] = [(shoal, _streams)]
+        fleets += [(full, partial(_queued, prompt)) for prompt in _PROMPTS]
         for number in range(config.rounds):
-            for system, measure_one in ((shoal, _one_fleet), (full, _full_fleet)):
-                home = Path(directory) / f"{number}-{system.max_running}"
+            for index, (system, measure_one) in enumerate(fleets):
+                home = Path(directory) / f"{number}-{index}"
                 home.mkdir()
                 async with system.run(Site(home, model, token_ids)) as running:
                     await measure_one(config, shoal.name, running, rounds)
 
 
-async def _one_fleet(config: GrowthConfig, name: str, running: Running, rounds: Rounds) -> None:
+async def _streams(config: GrowthConfig, name: str, running: Running, rounds: Rounds) -> None:
     await flood(running, 1, _LEAST_TOKENS)  # what is loaded at the first request is no stream's
     idle = [chat_body(f"{number} waits", 8, HELD) for number in range(config.idle_streams)]
     held = await _memory(running, idle, _HANDLES, config.idle_streams)
@@ -87,16 +92,20 @@ async def _one_fleet(config: GrowthConfig, name: str, running: Running, rounds: 
         rounds.add(name, f"gateway, CPU us a token, {streams}", spent)
 
 
-async def _full_fleet(config: GrowthConfig, name: str, running: Running, rounds: Rounds) -> None:
-    """The memory of what waits while the only worker is full."""
+async def _queued(
+    prompt: str, config: GrowthConfig, name: str, running: Running, rounds: Rounds
+) -> None:
+    """The memory of requests of one kind that wait while the only worker is full.
+
+    Each kind has a gateway of its own: what one leaves behind would be room for the next.
+    """
     busy = [chat_body(f"{number} runs", _NEVER, _PACED) for number in range(_SMALL + 1)]
+    text = "word " * _PROMPTS[prompt]
+    waiting = [chat_body(f"{text}{number}", 8) for number in range(config.idle_streams)]
     async with _posted(running, busy):
         await _until(running, _HANDLES, len(busy))
-        for prompt, words in _PROMPTS.items():
-            text = "word " * words
-            waiting = [chat_body(f"{text}{number}", 8) for number in range(config.idle_streams)]
-            held = await _memory(running, waiting, _QUEUED, config.idle_streams)
-            rounds.add(name, f"gateway, KiB a queued request with {prompt}", held)
+        held = await _memory(running, waiting, _QUEUED, config.idle_streams)
+        rounds.add(name, f"gateway, KiB a queued request with {prompt}", held)
 
 
 async def _memory(running: Running, bodies: list[bytes], gauge: str, wanted: int) -> float:

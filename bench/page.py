@@ -76,6 +76,8 @@ def _tables(report: Report) -> list[str]:
     rounds = Rounds.from_json(report["rounds"])
     if report["bench"] == "wire":
         return [figures.medians(rounds, _WIRE), *filter(None, [bars.table(rounds)])]
+    if report["bench"] == "roofline":
+        return [figures.medians(rounds), bars.limit_table(rounds)]
     return [figures.table(rounds)]
 
 

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from bench import bars
 from bench.figures import OWN, Rounds, finish
 from services.common import logs
 from services.common.config import option, parse
@@ -46,7 +47,6 @@ from services.worker.native.kernels import Kernels
 PAGE_SIZE = 16
 DECODED_AFTER = 128  # tokens before the one that is decoded alone
 LAYERS = 4  # whose keys and values attention takes in turn, so that none stays in a cache
-BARS = {"decode": 0.85, "prefill": 0.85, "attention": 0.5}
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 Timed = Callable[[], object]
@@ -232,22 +232,6 @@ def compare(config: BenchConfig) -> Rounds:
     return rounds
 
 
-def shares(rounds: Rounds) -> dict[str, float]:
-    """The share of its best limit that the engine reaches, by measure."""
-    found = {}
-    for name in rounds.measures:
-        limits = {
-            system: milliseconds
-            for system in rounds.systems
-            if system != OWN and (milliseconds := rounds.median(system, name)) is not None
-        }
-        best = min(limits, key=limits.__getitem__)
-        share = rounds.ratio(best, OWN, name)
-        assert share is not None
-        found[name] = share
-    return found
-
-
 def main(argv: list[str]) -> None:
     """Measures, prints, and writes the figures to a file if one is named."""
     config = parse(BenchConfig, argv, prog="bench.roofline", description=__doc__ or "")
@@ -255,9 +239,7 @@ def main(argv: list[str]) -> None:
     rounds = compare(config)
     print("milliseconds")
     finish("roofline", config, rounds)
-    for name, share in shares(rounds).items():
-        met = "met" if share >= BARS[name] else "missed"
-        print(f"{name}: {share:.2f} of the limit; aim at least {BARS[name]}: {met}")
+    print(f"\n{bars.limit_table(rounds)}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""The CPU engine beside its peers: same prompts, lengths and threads, in one run.
+r"""The CPU engine beside its peers: same prompts, lengths and threads, in one run.
 
-    python -m bench.engine_peers --ctranslate2 VENV/bin/python --openvino VENV/bin/python
+    python -m bench.engine_peers --ctranslate2 VENV/bin/python --openvino VENV/bin/python \
+        --llama-cpp VENV/bin/python
 
 Each peer is a process of its own, in an environment of its own; they are asked in turn, and the
 median over the rounds counts. `bench/README.md` says how to install them. A single stream is
@@ -41,6 +42,7 @@ class BenchConfig:
 
     ctranslate2: str = option("", "a Python that has CTranslate2; default: left out")
     openvino: str = option("", "a Python that has OpenVINO GenAI; default: left out")
+    llama_cpp: str = option("", "a Python that has llama-cpp-python; default: left out")
     no_transformers: bool = option(False, "leave transformers out")
     no_fleet: bool = option(False, "leave the fleets out, whose workers always take all cores")
     rounds: int = option(3, "times each load is measured; the median counts")
@@ -138,6 +140,8 @@ def commands(config: BenchConfig) -> dict[str, list[str]]:
         found[f"ctranslate2 {kind}"] = script(config.ctranslate2, "ctranslate2", converted, threads)
     if config.openvino:
         found["openvino genai"] = script(config.openvino, "openvino", paths.gguf, threads)
+    if config.llama_cpp:
+        found["llama.cpp"] = script(config.llama_cpp, "llama_cpp", paths.gguf, threads)
     return found
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import roofline
+from bench import bars, roofline
 from bench.figures import Rounds
 from services.worker.native.kernels import Kernels
 from tests.worker.models.checkpoints import save_tiny
@@ -26,11 +26,11 @@ def test_every_share_is_of_what_was_measured(
         ]
     )
     rounds = json.loads((tmp_path / "out.json").read_text())["rounds"]
-    assert list(rounds) == list(roofline.BARS)
+    assert list(rounds) == list(bars.LIMIT_BARS)
     for name, row in rounds.items():
         assert {len(times) for times in row.values()} == {3}
         assert set(row) == {"shoal", *(("sum",) if name == "attention" else ("plain", "packed"))}
-    assert "attention: " in capsys.readouterr().out
+    assert "| attention, at least 0.5 of the limit |" in capsys.readouterr().out
 
 
 def test_a_share_is_of_the_best_limit() -> None:
@@ -39,4 +39,7 @@ def test_a_share_is_of_the_best_limit() -> None:
         rounds.add("shoal", "decode", own)
         rounds.add("plain", "decode", slow)
         rounds.add("packed", "decode", fast)
-    assert roofline.shares(rounds) == {"decode": 0.8}
+    assert bars.shares(rounds) == {"decode": 0.8}
+    assert bars.limit_table(rounds).splitlines()[2:] == [
+        "| decode, at least 0.85 of the limit | 0.8, **not met** |"
+    ]
