@@ -185,14 +185,17 @@ class Outbox(Generic[M]):
         self._busy = busy
         self._interval = interval
         self.pending: M = new()
-        self._dirty = asyncio.Event()
+        self._dirty = False  # there are news
+        self._waiter: asyncio.Future[None] | None = None  # the writer's, for them
         self._idle = asyncio.Event()
         self._idle.set()
 
     def notify(self) -> None:
-        """Tells the writer that `pending` has something to send."""
-        self._dirty.set()
-        self._idle.clear()
+        """Tells the writer that `pending` has something to send. Often called for each token."""
+        if not self._dirty:
+            self._dirty = True
+            self._idle.clear()
+            self._wake()
 
     async def flushed(self) -> None:
         """Returns once everything added so far has been written."""
@@ -203,17 +206,21 @@ class Outbox(Generic[M]):
         clock = asyncio.get_running_loop().time
         next_at = 0.0
         while True:
-            if not self._dirty.is_set() and await self._is_silent():
+            if not self._dirty and await self._is_silent():
                 await write(self._new())
                 continue
             if (early := next_at - clock()) > 0:
                 await asyncio.sleep(early)
             next_at = clock() + self._interval
-            self._dirty.clear()
-            message, self.pending = self.pending, self._new()
-            await write(message)
-            if not self._dirty.is_set():
+            self._dirty = False
+            await write(self._take())
+            if not self._dirty:
                 self._idle.set()
+
+    def _take(self) -> M:
+        """What is pending, whole; a new message takes its place."""
+        message, self.pending = self.pending, self._new()
+        return message
 
     async def _is_silent(self) -> bool:
         """Waits for news; True when a heartbeat is due first.
@@ -224,12 +231,25 @@ class Outbox(Generic[M]):
         silence = 0.0
         while silence < IDLE_HEARTBEAT_SECONDS:
             pause = min(HEARTBEAT_SECONDS, IDLE_HEARTBEAT_SECONDS - silence)
-            try:
-                async with asyncio.timeout(pause):
-                    await self._dirty.wait()
+            await self._wait(pause)
+            if self._dirty:
                 return False
-            except TimeoutError:
-                silence += pause
+            silence += pause
             if self._busy():
                 return True
         return True
+
+    async def _wait(self, seconds: float) -> None:
+        """Returns at the next news, or after so many seconds."""
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        timer = loop.call_later(seconds, self._wake)
+        try:
+            await self._waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -210,20 +210,17 @@ class Choice:
             self.on_rejected(Unavailable("the worker gave the request up"))
             return
         if self._awaits_token:
-            self._awaits_token = False
-            self._journey.mark("first_token", self.index)
-        if self.fingerprint is None and self._submission is not None:
-            self.fingerprint = self._submission.peer.fingerprint
-        self.ids.extend(token_ids)
+            self._note_first_token()
+        self.ids += token_ids
         if logprobs is not None and self._logprobs is not None:
             self._logprobs.extend(logprobs)
             self._logprob_bytes += sum(map(_size, logprobs))
-        shown: Sequence[int] = token_ids
         if finished is not None and token_ids and token_ids[-1] == finished.stop_token_id:
-            shown = token_ids[:-1]  # it ends the text and is no part of it
-        self._num_fed += len(shown)
-        if shown and self._text is not None:
-            self._text.push(shown)
+            token_ids = token_ids[:-1]  # it ends the text and is no part of it
+        if token_ids:
+            self._num_fed += len(token_ids)
+            if self._text is not None:
+                self._text.push(token_ids)
         if finished is not None and not self._closed and self.finish_reason is None:
             self._end_ids(finished)
 
@@ -289,6 +286,12 @@ class Choice:
         self._owner.on_decoder_draining(self)
 
     # -- inside
+
+    def _note_first_token(self) -> None:
+        self._awaits_token = False
+        self._journey.mark("first_token", self.index)
+        if self.fingerprint is None and self._submission is not None:
+            self.fingerprint = self._submission.peer.fingerprint
 
     def _end_ids(self, finished: Finished) -> None:
         self._submission = None

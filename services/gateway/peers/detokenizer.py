@@ -89,20 +89,38 @@ class _RemoteText:
         self._sink = sink
 
     def push(self, token_ids: Sequence[int]) -> None:
-        if self._peer.owns(self._handle, self._sink):
-            pending = self._peer.outbox.pending
-            pending.handles.append(self._handle)
-            pending.counts.append(len(token_ids))
-            pending.token_ids.extend(token_ids)
-            self._peer.outbox.notify()
+        self._peer.push(self._handle, self._sink, token_ids)
 
     def end(self) -> None:
-        if self._peer.owns(self._handle, self._sink):
-            self._peer.outbox.pending.ends.append(self._handle)
-            self._peer.outbox.notify()
+        self._peer.end_text(self._handle, self._sink)
 
     def close(self) -> None:
         self._peer.close_text(self._handle, self._sink)
+
+
+class _Outbox(rpc.Outbox[Request]):
+    """Ids wait in lists, which cost a token less than a message's fields."""
+
+    def __init__(self) -> None:
+        super().__init__(Request)
+        self._handles: list[int] = []
+        self._counts: list[int] = []
+        self._token_ids: list[int] = []
+
+    def add(self, handle: int, token_ids: Sequence[int]) -> None:
+        """Ids of a text, behind what is pending of it."""
+        self._handles.append(handle)
+        self._counts.append(len(token_ids))
+        self._token_ids += token_ids
+        self.notify()
+
+    def _take(self) -> Request:
+        message = super()._take()
+        message.handles.extend(self._handles)
+        message.counts.extend(self._counts)
+        message.token_ids.extend(self._token_ids)
+        self._handles, self._counts, self._token_ids = [], [], []
+        return message
 
 
 class DetokenizerPeer(Peer[Request, Response, TextSink]):
@@ -110,6 +128,7 @@ class DetokenizerPeer(Peer[Request, Response, TextSink]):
 
     kind = "detokenizer"
     info: tokenizer_pb2.TokenizerInfo | None = None
+    outbox: _Outbox
 
     @property
     def model(self) -> str:
@@ -140,9 +159,16 @@ class DetokenizerPeer(Peer[Request, Response, TextSink]):
         self.outbox.notify()
         return _RemoteText(self, handle, sink)
 
-    def owns(self, handle: int, sink: TextSink) -> bool:
-        """Whether the handle still is the sink's."""
-        return self._handlers.get(handle) is sink
+    def push(self, handle: int, sink: TextSink, token_ids: Sequence[int]) -> None:
+        """A text's next ids, if the handle still is the sink's."""
+        if self._handlers.get(handle) is sink:
+            self.outbox.add(handle, token_ids)
+
+    def end_text(self, handle: int, sink: TextSink) -> None:
+        """Says that no ids follow, if the handle still is the sink's."""
+        if self._handlers.get(handle) is sink:
+            self.outbox.pending.ends.append(handle)
+            self.outbox.notify()
 
     def close_text(self, handle: int, sink: TextSink) -> None:
         """Gives a text up, if the handle still is the sink's."""
@@ -169,10 +195,10 @@ class DetokenizerPeer(Peer[Request, Response, TextSink]):
         if frame.HasField("info"):
             self.info = frame.info
             self._greet()
-        for handle, text, consumed in zip(
-            frame.handles, frame.texts, frame.ids_consumed, strict=True
-        ):
-            if sink := self._handlers.get(handle):
+        find = self._handlers.get
+        rows = zip(frame.handles, frame.texts, frame.ids_consumed, strict=True)
+        for handle, text, consumed in rows:
+            if sink := find(handle):
                 sink.on_text(text, consumed)
         for ended in frame.ended:
             ended_sink = self._free(ended.handle)
@@ -191,7 +217,7 @@ class DetokenizerPeer(Peer[Request, Response, TextSink]):
         handler.on_decoder_lost(error)
 
     def _new_outbox(self) -> rpc.Outbox[Request]:
-        return rpc.Outbox(Request)
+        return _Outbox()
 
     def _open(self, channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[Request, Response]:
         return tokenizer_pb2_grpc.DetokenizerStub(channel).Session()  # type: ignore[call-arg]  # it is written to

@@ -233,12 +233,7 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
         for part in step.prefilled:
             if sink := self._handlers.get(part.handle):
                 sink.on_prefilled(part.num_tokens)
-        logprobs = self._take_logprobs(step)
-        finished = {row.handle: row for row in step.finished}
-        for handle, token_ids in _rows(step).items():
-            self._deliver(handle, token_ids, logprobs.get(handle), finished.pop(handle, None))
-        for handle, row in finished.items():
-            self._deliver(handle, (), None, row)
+        self._deliver_rows(step)
         for moved in step.moved:
             if handed_back := self._free(moved):
                 handed_back.on_moved()
@@ -266,6 +261,22 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
             self._fail()
         if sink is not None:
             sink.on_rejected(error)
+
+    def _deliver_rows(self, step: worker_pb2.StepFrame) -> None:
+        """Tokens and ends. Most rows are nothing but the next token of a request."""
+        rows = _rows(step)
+        if step.finished or step.logprobs or self._unproven:
+            logprobs = self._take_logprobs(step)
+            finished = {row.handle: row for row in step.finished}
+            for handle, token_ids in rows.items():
+                self._deliver(handle, token_ids, logprobs.get(handle), finished.pop(handle, None))
+            for handle, row in finished.items():
+                self._deliver(handle, (), None, row)
+            return
+        find = self._handlers.get
+        for handle, token_ids in rows.items():
+            if sink := find(handle):  # else it was aborted meanwhile
+                sink.on_tokens(token_ids, None, None)
 
     def _deliver(
         self,
@@ -361,10 +372,14 @@ def _ignore(worker: WorkerPeer, steps: Sequence[worker_pb2.EngineStep]) -> None:
 
 def _rows(step: worker_pb2.StepFrame) -> dict[int, list[int]]:
     """Token ids by handle; a merged frame may hold several rows of one handle."""
-    token_ids = list(step.token_ids)
-    rows: dict[int, list[int]] = {}
+    handles, counts, token_ids = step.handles, step.counts, list(step.token_ids)
+    if list(counts).count(1) == len(handles) == len(token_ids):  # one each, as good as always
+        rows = {h: [token_id] for h, token_id in zip(handles, token_ids, strict=True)}
+        if len(rows) == len(token_ids):
+            return rows
+    rows = {}
     end = 0
-    for handle, count in zip(step.handles, step.counts, strict=True):
+    for handle, count in zip(handles, counts, strict=True):
         start, end = end, end + count
         if handle in rows:
             rows[handle] += token_ids[start:end]
