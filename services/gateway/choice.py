@@ -23,7 +23,8 @@ from services.common.errors import HandedBack, InternalError, PeerLost, ShoalErr
 from services.common.tracing import NO_TRACE, TraceContext
 from services.gateway.domain import Chunk, FinishReason, TextOptions, TokenLogprobs
 from services.gateway.peers.detokenizer import Decoder, TextStream
-from services.gateway.peers.worker import Finished, Submission, WorkerPeer
+from services.gateway.peers.steps import Finished
+from services.gateway.peers.worker import Submission, WorkerPeer
 from services.gateway.watch.journeys import Journey
 
 

@@ -9,19 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 import grpc
 import grpc.aio
 
-from protos import common_pb2, worker_pb2, worker_pb2_grpc
+from protos import worker_pb2, worker_pb2_grpc
 from services.common import rpc, wire
 from services.common.errors import InternalError, PeerLost, ShoalError, Unavailable
-from services.gateway.domain import FinishReason, TokenLogprobs
+from services.gateway.domain import TokenLogprobs
 from services.gateway.peers.breaker import Breaker, State
 from services.gateway.peers.session import Peer, SessionTimes
 from services.gateway.peers.speed import Speed
+from services.gateway.peers.steps import Finished, TokenSink, finished_of, rows_of, token_logprobs
 from services.gateway.prefix_index import PrefixIndex
 
 Request = worker_pb2.WorkerSessionRequest
@@ -30,59 +29,6 @@ Response = worker_pb2.WorkerSessionResponse
 log = logging.getLogger(__name__)
 
 _WAITING_SHARE = 8  # a few are this part of `max_running_requests`
-
-_REASONS: dict[int, FinishReason] = {
-    common_pb2.FINISH_REASON_STOP: "stop",
-    common_pb2.FINISH_REASON_LENGTH: "length",
-    common_pb2.FINISH_REASON_ABORT: "abort",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """How a worker ended a request."""
-
-    reason: FinishReason
-    stop_token_id: int | None
-
-
-class TokenSink(Protocol):
-    """Whoever submitted a request to a worker. No call may block."""
-
-    def on_accepted(self) -> None: ...
-
-    def on_rejected(self, error: ShoalError) -> None:
-        """Refused, or failed after it was accepted; nothing follows."""
-        ...
-
-    def on_started(self, cached_tokens: int) -> None:
-        """Its prompt is being computed; that many of the tokens were cached."""
-        ...
-
-    def on_prefilled(self, num_tokens: int) -> None:
-        """A part of its prompt has been computed, up to there from the start."""
-        ...
-
-    def on_prompt_logprobs(self, logprobs: Sequence[TokenLogprobs]) -> None: ...
-
-    def on_tokens(
-        self,
-        token_ids: Sequence[int],
-        logprobs: Sequence[TokenLogprobs] | None,
-        finished: Finished | None,
-    ) -> None:
-        """The next tokens; with `finished` nothing follows."""
-        ...
-
-    def on_worker_lost(self, error: PeerLost) -> None: ...
-
-    def on_moved(self) -> None:
-        """The worker hands the request back, after the tokens so far."""
-        ...
-
-    def on_worker_draining(self) -> None:
-        """The worker will finish what it has and then go."""
-        ...
 
 
 class Submission:
@@ -264,14 +210,14 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
 
     def _deliver_rows(self, step: worker_pb2.StepFrame) -> None:
         """Tokens and ends. Most rows are nothing but the next token of a request."""
-        rows = _rows(step)
+        rows = rows_of(step)
         if step.finished or step.logprobs or self._unproven:
             logprobs = self._take_logprobs(step)
-            finished = {row.handle: row for row in step.finished}
+            finished = {row.handle: finished_of(row) for row in step.finished}
             for handle, token_ids in rows.items():
                 self._deliver(handle, token_ids, logprobs.get(handle), finished.pop(handle, None))
-            for handle, row in finished.items():
-                self._deliver(handle, (), None, row)
+            for handle, end in finished.items():
+                self._deliver(handle, (), None, end)
             return
         find = self._handlers.get
         for handle, token_ids in rows.items():
@@ -283,32 +229,28 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
         handle: int,
         token_ids: Sequence[int],
         logprobs: Sequence[TokenLogprobs] | None,
-        row: worker_pb2.Finished | None,
+        finished: Finished | None,
     ) -> None:
         sink = self._handlers.get(handle)
         if sink is None:
             return  # aborted meanwhile
-        if self._unproven and handle in self._unproven:
-            self._prove(handle, row)
-        if row is None:
-            sink.on_tokens(token_ids, logprobs, None)
-            return
-        self._free(handle)
-        stop_id = row.stop_token_id if row.HasField("stop_token_id") else None
-        reason = _REASONS.get(row.reason, "abort")
-        sink.on_tokens(token_ids, logprobs, Finished(reason, stop_id))
+        if handle in self._unproven:
+            self._prove(handle, finished)
+        if finished is not None:
+            self._free(handle)
+        sink.on_tokens(token_ids, logprobs, finished)
 
-    def _prove(self, handle: int, row: worker_pb2.Finished | None) -> None:
+    def _prove(self, handle: int, finished: Finished | None) -> None:
         """The first that is heard of a request: its first token, or its end without one."""
         self._unproven.discard(handle)
-        if row is not None and _REASONS.get(row.reason, "abort") == "abort":
+        if finished is not None and finished.reason == "abort":
             self._fail()
-        elif not self.breaker.closed:
-            self.breaker.succeed()
+            return
+        was_closed = self.breaker.closed
+        self.breaker.succeed()
+        if not was_closed:
             self.since = self._clock()
             self._changed()
-        else:
-            self.breaker.succeed()
 
     def _fail(self) -> None:
         was_ready, num_openings = self.ready, self.breaker.num_openings
@@ -334,8 +276,10 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
         by_handle: dict[int, list[TokenLogprobs]] = {}
         for row in step.logprobs:
             if row.prompt_tokens and (sink := self._handlers.get(row.handle)):
-                sink.on_prompt_logprobs([_logprobs(token) for token in row.prompt_tokens])
-            by_handle.setdefault(row.handle, []).extend(_logprobs(token) for token in row.tokens)
+                sink.on_prompt_logprobs([token_logprobs(token) for token in row.prompt_tokens])
+            by_handle.setdefault(row.handle, []).extend(
+                token_logprobs(token) for token in row.tokens
+            )
         return by_handle
 
     def _tell_lost(self, handler: TokenSink, error: PeerLost) -> None:
@@ -368,26 +312,3 @@ async def flush_all(peers: Sequence[WorkerPeer]) -> None:
 
 def _ignore(worker: WorkerPeer, steps: Sequence[worker_pb2.EngineStep]) -> None:
     pass
-
-
-def _rows(step: worker_pb2.StepFrame) -> dict[int, list[int]]:
-    """Token ids by handle; a merged frame may hold several rows of one handle."""
-    handles, counts, token_ids = step.handles, step.counts, list(step.token_ids)
-    if list(counts).count(1) == len(handles) == len(token_ids):  # one each, as good as always
-        rows = {h: [token_id] for h, token_id in zip(handles, token_ids, strict=True)}
-        if len(rows) == len(token_ids):
-            return rows
-    rows = {}
-    end = 0
-    for handle, count in zip(handles, counts, strict=True):
-        start, end = end, end + count
-        if handle in rows:
-            rows[handle] += token_ids[start:end]
-        else:
-            rows[handle] = token_ids[start:end]
-    return rows
-
-
-def _logprobs(token: common_pb2.TokenLogprobs) -> TokenLogprobs:
-    top = tuple(zip(token.top_token_ids, token.top_logprobs, strict=True))
-    return TokenLogprobs(token.token_id, token.logprob, top)
