@@ -12,7 +12,7 @@ _MIXED_RUN = 16  # mixed: batches with prompts before one decodes alone, which m
 # mixed: of a decode step's time, which a chunk may add to it. With all of it the longest of many
 # gaps, which steps of uneven length decide, would be more than twice as long as before.
 _PREFILL_SHARE = 0.8
-_LEAST_SHARE = 0.35  # of it in any case, so that no prompt starves
+_LEAST_SHARE = 0.25  # of it in any case, so that no prompt starves
 _PROMPT_WEIGHT = 2.0  # mixed: of a request that waits for its first token, a stream's being 1
 
 
