@@ -63,10 +63,17 @@ class ControlGuard:
         self._beginnings = {token[:i] for token in longest_first for i in range(1, len(token))}
         self._endings = {token[i:] for token in longest_first for i in range(1, len(token))}
         self._longest = max(map(len, longest_first), default=0)
+        ends = {token[0] for token in longest_first} | {token[-1] for token in longest_first}
+        self._ends = re.compile(f"[{re.escape(''.join(sorted(ends)))}]" if ends else r"(?!)")
 
     def marking(self) -> Marking:
         """Placeholders for one prompt."""
         return Marking(self)
+
+    def may_be_in(self, text: str) -> bool:
+        """Whether a text may have a control token in it, or a part of one at an end: each such
+        piece has the token's first character or its last."""
+        return self._ends.search(text) is not None
 
     def split(self, text: str) -> list[tuple[bool, str]]:
         """A string in pieces, each with whether it must be marked."""
@@ -148,6 +155,8 @@ class Marking:
         return Restored(text, self._guard.literals(text, spans))
 
     def _mark_text(self, text: str) -> str:
+        if not self._guard.may_be_in(text):
+            return text
         pieces = self._guard.split(text)
         if not any(marked for marked, _ in pieces):
             return text

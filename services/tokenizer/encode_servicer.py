@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 
 from protos import tokenizer_pb2, tokenizer_pb2_grpc
 from services.common.errors import (
@@ -21,7 +21,7 @@ from services.common.session import send_headers
 from services.common.tracing import NoTracing, TraceContext, Tracing
 from services.common.wire import error_to_proto
 from services.tokenizer.from_proto import prepare_from_proto
-from services.tokenizer.lanes import Encoded, Lanes
+from services.tokenizer.lanes import Encoded, Lanes, Prepare
 from services.tokenizer.metrics import TokenizerMetrics
 from services.tokenizer.session import Sessions
 from services.tokenizer.to_proto import reasoning_to_proto
@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1.0
 MAX_JOBS = 16_384  # in flight on one session
+
+Tiny = tuple[tokenizer_pb2.EncodeRequest, Prepare]
 
 
 class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
@@ -55,7 +57,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         """Renders and encodes one prompt."""
         self._sessions.change_work(1)
         try:
-            return await self._encode(request)
+            return await self.encode(request)
         except ShoalError as error:
             self._metrics.failures.labels(error.code.name.lower()).inc()
             raise
@@ -84,110 +86,172 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         finally:
             await session.close()
 
-    async def _encode(self, request: tokenizer_pb2.EncodeRequest) -> tokenizer_pb2.EncodeResponse:
-        trace = TraceContext(request.traceparent, request.tracestate)
-        span = self._tracing.start("encode", trace)
-        failure = "cancelled"
+    async def encode(self, request: tokenizer_pb2.EncodeRequest) -> tokenizer_pb2.EncodeResponse:
+        """The answer to one prompt. Raises ShoalError."""
+        begun = time.time_ns()
+        error = "cancelled"
+        tokens = 0
         try:
-            response = await self._encode_prompt(request)
-            span.set({"gen_ai.usage.input_tokens": len(response.token_ids)})
-            failure = ""
-            return response
-        except ShoalError as error:
-            failure = error.code.name.lower()
+            encoded = await self._encoded(request)
+            tokens, error = len(encoded.token_ids), ""
+            return self._response(request, encoded, begun)
+        except ShoalError as fault:
+            error = fault.code.name.lower()
             raise
         finally:
-            span.end(failure)
+            self._trace(request, begun, tokens, error)
 
-    async def _encode_prompt(
-        self, request: tokenizer_pb2.EncodeRequest
-    ) -> tokenizer_pb2.EncodeResponse:
+    async def encode_tiny(self, prompts: Sequence[Tiny]) -> list[tokenizer_pb2.EncodeResult]:
+        """The outcomes of prompts that `prepare_tiny` took, without their handles. It never
+        waits; a fault that is no prompt's own is raised."""
+        assert self.lanes is not None, "it took them"
+        begun = time.time_ns()
+        outcomes = self.lanes.encode_at_once([prepare for _, prepare in prompts])
+        results = []
+        for (request, _), outcome in zip(prompts, outcomes, strict=True):
+            if isinstance(outcome, ShoalError):
+                self._trace(request, begun, 0, outcome.code.name.lower())
+                results.append(self.failed(outcome))
+            else:
+                self._trace(request, begun, len(outcome.token_ids), "")
+                response = self._response(request, outcome, begun)
+                results.append(tokenizer_pb2.EncodeResult(response=response))
+        return results
+
+    def prepare_tiny(self, request: tokenizer_pb2.EncodeRequest) -> Prepare | None:
+        """How to prepare a prompt that may be encoded in this turn of the event loop; None for
+        any other, which is for `encode`."""
+        if self.lanes is None or request.WhichOneof("input") not in ("chat", "text"):
+            return None
+        prepare, size = prepare_from_proto(request)
+        return prepare if self.lanes.takes_at_once(size) else None
+
+    def failed(self, fault: BaseException) -> tokenizer_pb2.EncodeResult:
+        """The outcome of a job that ended with a fault, without its handle."""
+        if not isinstance(fault, ShoalError):
+            log.error("fault in encoding a prompt", exc_info=fault)
+            fault = InternalError("internal error")
+        self._metrics.failures.labels(fault.code.name.lower()).inc()
+        return tokenizer_pb2.EncodeResult(error=error_to_proto(fault))
+
+    async def _encoded(self, request: tokenizer_pb2.EncodeRequest) -> Encoded:
         if self.lanes is None:
             raise _loading()
-        start = time.monotonic()
         kind = request.WhichOneof("input")
         if kind is None:
             raise InvalidRequest("there is no prompt", param="prompt")
         if kind == "token_ids":
             encoded = Encoded(list(request.token_ids.ids))
             self.lanes.encoder.check_ids(encoded.token_ids)
-        else:
-            prepare, size = prepare_from_proto(request)
-            encoded = await self.lanes.encode(prepare, size)
+            return encoded
+        return await self.lanes.encode(*prepare_from_proto(request))
+
+    def _response(
+        self, request: tokenizer_pb2.EncodeRequest, encoded: Encoded, begun: int
+    ) -> tokenizer_pb2.EncodeResponse:
+        assert self.lanes is not None, "it has encoded"
         ids = encoded.token_ids
-        self._metrics.seconds.observe(time.monotonic() - start)
-        self._metrics.tokens.inc(len(ids))
+        self._metrics.seconds.observe((time.time_ns() - begun) / 1e9)
+        self._metrics.tokens.value += len(ids)
         spelling = self.lanes.encoder.spell(ids) if request.return_token_strs else ()
         return tokenizer_pb2.EncodeResponse(
             token_ids=ids, token_strs=spelling, reasoning=reasoning_to_proto(encoded.reasoning)
         )
 
-    def outcome(
-        self, handle: int, task: asyncio.Task[tokenizer_pb2.EncodeResponse]
-    ) -> tokenizer_pb2.EncodeResult:
-        """What to answer for a finished job."""
-        fault = task.exception()
-        if fault is None:
-            return tokenizer_pb2.EncodeResult(handle=handle, response=task.result())
-        if not isinstance(fault, ShoalError):
-            log.error("fault in encoding a prompt", exc_info=fault)
-            fault = InternalError("internal error")
-        self._metrics.failures.labels(fault.code.name.lower()).inc()
-        return tokenizer_pb2.EncodeResult(handle=handle, error=error_to_proto(fault))
-
-    def start(
-        self, request: tokenizer_pb2.EncodeRequest
-    ) -> asyncio.Task[tokenizer_pb2.EncodeResponse]:
-        """Begins a job."""
-        return asyncio.create_task(self._encode(request))
+    def _trace(
+        self, request: tokenizer_pb2.EncodeRequest, begun: int, tokens: int, error: str
+    ) -> None:
+        if self._tracing.enabled:
+            trace = TraceContext(request.traceparent, request.tracestate)
+            attributes = {} if error else {"gen_ai.usage.input_tokens": tokens}
+            self._tracing.record("encode", trace, begun, time.time_ns(), attributes, error)
 
 
 class _Session:
-    """One client's jobs."""
+    """One client's jobs. The tiny ones of a message are done together, in the next turn of the
+    event loop; each other has a task."""
 
     def __init__(self, servicer: TokenizerServicer, sessions: Sessions) -> None:
         self.outbox = Outbox(tokenizer_pb2.TokenizerSessionResponse, busy=lambda: bool(self._jobs))
         self._servicer = servicer
         self._sessions = sessions
-        self._jobs: dict[int, asyncio.Task[tokenizer_pb2.EncodeResponse]] = {}
+        self._jobs: dict[int, asyncio.Task[tokenizer_pb2.EncodeResponse] | None] = {}
+        self._batches: set[asyncio.Task[list[tokenizer_pb2.EncodeResult]]] = set()
 
     def receive(self, request: tokenizer_pb2.TokenizerSessionRequest) -> None:
+        tiny: dict[int, Tiny] = {}
         for job in request.jobs:
-            self._start(job)
+            if (error := self._refusal(job.handle)) is not None:
+                self._answer(job.handle, tokenizer_pb2.EncodeResult(error=error_to_proto(error)))
+            elif prepare := self._servicer.prepare_tiny(job.request):
+                self._jobs[job.handle] = None
+                tiny[job.handle] = job.request, prepare
+            else:
+                self._start(job.handle, job.request)
         for handle in request.cancels:
-            if task := self._jobs.get(handle):
+            if tiny.pop(handle, None):
+                del self._jobs[handle]
+            elif task := self._jobs.get(handle):
                 task.cancel()
+        if tiny:
+            self._start_tiny(tiny)
 
     async def close(self) -> None:
         """Gives up what is in flight."""
-        tasks = list(self._jobs.values())
+        tasks = [*self._batches, *filter(None, self._jobs.values())]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _start(self, job: tokenizer_pb2.EncodeJob) -> None:
-        error: ShoalError | None = None
-        if job.handle in self._jobs:
-            error = InvalidRequest(f"handle {job.handle} is in flight already")
-        elif len(self._jobs) >= MAX_JOBS:
+    def _refusal(self, handle: int) -> ShoalError | None:
+        if handle in self._jobs:
+            return InvalidRequest(f"handle {handle} is in flight already")
+        if len(self._jobs) >= MAX_JOBS:
             message = f"a session may have {MAX_JOBS} jobs in flight"
-            error = Overloaded(message, retry_after=_RETRY_SECONDS)
-        if error is not None:
-            self.outbox.pending.results.add(handle=job.handle, error=error_to_proto(error))
-            self.outbox.notify()
-            return
-        task = self._servicer.start(job.request)
-        self._jobs[job.handle] = task
+            return Overloaded(message, retry_after=_RETRY_SECONDS)
+        return None
+
+    def _answer(self, handle: int, result: tokenizer_pb2.EncodeResult) -> None:
+        result.handle = handle
+        self.outbox.pending.results.append(result)
+        self.outbox.notify()
+
+    def _start(self, handle: int, request: tokenizer_pb2.EncodeRequest) -> None:
+        task = self._jobs[handle] = asyncio.create_task(self._servicer.encode(request))
         self._sessions.change_work(1)
-        task.add_done_callback(functools.partial(self._finish, job.handle))
+        task.add_done_callback(partial(self._finish, handle))
 
     def _finish(self, handle: int, task: asyncio.Task[tokenizer_pb2.EncodeResponse]) -> None:
         del self._jobs[handle]
         if not task.cancelled():
-            self.outbox.pending.results.append(self._servicer.outcome(handle, task))
-            self.outbox.notify()
+            fault = task.exception()
+            if fault is not None:
+                self._answer(handle, self._servicer.failed(fault))
+            else:
+                self._answer(handle, tokenizer_pb2.EncodeResult(response=task.result()))
         # Last, so that a drained process ends its sessions after this answer is pending.
         self._sessions.change_work(-1)
+
+    def _start_tiny(self, tiny: Mapping[int, Tiny]) -> None:
+        task = asyncio.create_task(self._servicer.encode_tiny(list(tiny.values())))
+        self._batches.add(task)
+        self._sessions.change_work(len(tiny))
+        task.add_done_callback(partial(self._finish_tiny, tiny))
+
+    def _finish_tiny(
+        self, tiny: Mapping[int, Tiny], task: asyncio.Task[list[tokenizer_pb2.EncodeResult]]
+    ) -> None:
+        self._batches.discard(task)
+        for handle in tiny:
+            del self._jobs[handle]
+        if not task.cancelled():
+            if task.exception() is not None:  # one of them is at fault: now each by itself
+                for handle, (request, _) in tiny.items():
+                    self._start(handle, request)
+            else:
+                for handle, result in zip(tiny, task.result(), strict=True):
+                    self._answer(handle, result)
+        self._sessions.change_work(-len(tiny))
 
 
 def _loading() -> Unavailable:

@@ -75,8 +75,8 @@ class Lanes:
 
         Raises ShoalError for the prompt's own faults.
         """
-        if size <= TINY_CHARACTERS and self._may_do_at_once():
-            outcome = _encode(self.encoder, [prepare])[0]
+        if self.takes_at_once(size):
+            [outcome] = self.encode_at_once([prepare])
             if isinstance(outcome, ShoalError):
                 raise outcome
             return outcome
@@ -85,12 +85,19 @@ class Lanes:
         lane.put_nowait(_Job(prepare, size, answer))
         return await answer
 
-    def _may_do_at_once(self) -> bool:
-        """Not many in one turn of the event loop, which has heartbeats to send."""
+    def takes_at_once(self, size: int) -> bool:
+        """Whether one more prompt of that size may be encoded on the event loop, which has
+        heartbeats to send: a tiny one, and not many in a turn."""
+        if size > TINY_CHARACTERS:
+            return False
         if not self._num_at_once:
             asyncio.get_running_loop().call_soon(self._begin_turn)
         self._num_at_once += 1
         return self._num_at_once <= _MAX_AT_ONCE
+
+    def encode_at_once(self, prepares: Sequence[Prepare]) -> list[Encoded | ShoalError]:
+        """The ids of prompts that `takes_at_once` allowed, or each one's own fault."""
+        return _encode(self.encoder, prepares)
 
     def _begin_turn(self) -> None:
         self._num_at_once = 0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from services.common.metrics import ERROR_CODES
+from services.common.metrics import ERROR_CODES, TokenCounter, TokenHistogram
 from services.tokenizer.session import Sessions
 
 _ENCODE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -15,19 +15,19 @@ class TokenizerMetrics:
 
     def __init__(self, registry: CollectorRegistry, sessions: Sessions) -> None:
         _gauges(registry, "tokenizer", sessions, "jobs", "Encodes in flight.")
-        self.tokens = Counter(
-            "shoal_tokenizer_tokens", "Tokens that prompts were encoded to.", registry=registry
+        self.tokens = TokenCounter(
+            "shoal_tokenizer_tokens", "Tokens that prompts were encoded to.", registry
         )
         self.failures = Counter(
             "shoal_tokenizer_failures", "Encodes that failed.", ("code",), registry=registry
         )
         for code in ERROR_CODES:
             self.failures.labels(code)
-        self.seconds = Histogram(
+        self.seconds = TokenHistogram(
             "shoal_tokenizer_encode_seconds",
             "From a prompt's receipt to its ids, queueing included.",
-            buckets=_ENCODE_BUCKETS,
-            registry=registry,
+            _ENCODE_BUCKETS,
+            registry,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 from protos import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from services.common.rpc import Outbox
 from services.tokenizer import encode_servicer
+from services.tokenizer.encoder import Encoder, Prepared
 from tests.tokenizer.services import Service, running
 
 Request = tokenizer_pb2.TokenizerSessionRequest
@@ -176,3 +177,32 @@ async def test_draining_is_told_and_ends_the_session(tmp_path: Path) -> None:
         assert (await read(call)).draining
         await read_to_the_end(call)
         assert await call.code() == grpc.StatusCode.OK
+
+
+async def test_the_tiny_jobs_of_a_message_are_encoded_together_and_a_fault_is_its_own(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[int] = []
+
+    def encode(self: Encoder, prepared: Sequence[Prepared]) -> list[list[int]]:
+        batches.append(len(prepared))
+        if any(item.text == "fault" for item in prepared):
+            raise RuntimeError("a fault")
+        return original(self, prepared)
+
+    original = Encoder.encode
+    monkeypatch.setattr(Encoder, "encode", encode)
+    call = session(service)
+    await read(call)
+    prompts = {1: text("a"), 2: text("fault"), 3: chat("b"), 4: tokenizer_pb2.EncodeRequest()}
+    jobs = [tokenizer_pb2.EncodeJob(handle=h, request=request) for h, request in prompts.items()]
+    await call.write(Request(jobs=[jobs[0], jobs[2]]))
+    assert len(await results(call, 2)) == 2
+    assert batches == [2]
+    await call.write(Request(jobs=jobs))
+    answers = await results(call, 4)
+    assert batches == [2, 3, 1, 1, 1]
+    codes = [answers[handle].error.code for handle in range(1, 5)]
+    assert codes == [
+        0, common_pb2.ERROR_CODE_INTERNAL, 0, common_pb2.ERROR_CODE_INVALID_ARGUMENT
+    ]  # fmt: skip
