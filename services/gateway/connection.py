@@ -64,6 +64,7 @@ class GuardedConnection(HttpToolsProtocol):
         self._limits = limits
         self._timer: asyncio.TimerHandle | None = None
         self._heard = False  # anything, since the last request ended
+        self._arriving = False  # a request has begun and not ended
         self._in_headers = True
         self._header_bytes = 0
         self._too_large = False
@@ -87,12 +88,13 @@ class GuardedConnection(HttpToolsProtocol):
         if self._refused:
             return
         self._heard = True
-        if self.cycle is None or self.cycle.response_complete:
-            self._start_timer()
         if self._in_headers:
             self._header_bytes += len(data)
         self._unset_keepalive_if_required()
         self._feed(data)
+        idle = self.cycle is None or self.cycle.response_complete
+        if (self._arriving or idle) and not self._refused:  # not for one that came whole
+            self._start_timer()
         # What is not parsed yet waits in the parser, which sets itself no limit.
         if self._in_headers and self._header_bytes > self._limits.max_header_bytes:
             self._refuse_headers()
@@ -125,8 +127,7 @@ class GuardedConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._heard = True
-        self._start_timer()
+        self._heard = self._arriving = True
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
@@ -156,7 +157,8 @@ class GuardedConnection(HttpToolsProtocol):
             return
         super().on_message_complete()
         self._stop_timer()
-        self._in_headers, self._header_bytes, self._heard = True, 0, False
+        self._in_headers, self._header_bytes = True, 0
+        self._heard = self._arriving = False
 
     def send_400_response(self, msg: str) -> None:
         if self._too_large:

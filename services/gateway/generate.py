@@ -58,7 +58,7 @@ async def _submit(host: Host, generation: LiveGeneration) -> None:
     request = generation.request
     accepted = False
     try:
-        async with generation.within_deadline():
+        async with generation.before_acceptance():
             model = await host.fleet.find_model(request.model, host.hold_timeout)
             prompt_ids, generation.reasoning = await encode(
                 host, model, request.prompt, request.trace
@@ -66,7 +66,10 @@ async def _submit(host: Host, generation: LiveGeneration) -> None:
             prompt_ids = truncated(request, model, prompt_ids)
             max_tokens = check_prompt(request, model, prompt_ids)
             await generation.submit(model, prompt_ids, max_tokens)
+        generation.accept()
         accepted = True
+    except TimeoutError:
+        raise generation.why_not_accepted() from None
     finally:
         if not accepted:
             generation.close()

@@ -6,11 +6,14 @@ other servers there is none, and ASGI's own messages must do.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 LINK = "shoal.link"  # the extension, a dict with the `Link` as "link"
+
+_HEAD_SECONDS = 0.05  # that the head of an answer may wait for what follows it
 
 
 class Link:
@@ -31,6 +34,11 @@ class Link:
     def answering(self) -> bool:
         """A part of the answer has been written."""
         return bool(self._cycle.response_started) and not self.answered
+
+    def hold_head(self) -> None:
+        """The head of the answer, which must be what is sent next, waits a moment for what
+        follows it: a short answer is one write then."""
+        self._cycle.transport = _HeldHead(self._cycle)  # type: ignore[assignment]
 
     def write(self, piece: bytes) -> bool:
         """Sends a piece of the body that is not empty, as a chunk, between ASGI's messages.
@@ -74,3 +82,35 @@ class Link:
         call, self._on_gone = self._on_gone, None
         if call is not None:
             call()
+
+
+class _HeldHead:
+    """In the place of a cycle's transport: keeps the first thing written until the second."""
+
+    __slots__ = ("_cycle", "_head", "_timer", "_transport")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._transport = cycle.transport
+        self._head = b""
+        self._timer = asyncio.get_running_loop().call_later(_HEAD_SECONDS, self._release)
+
+    def write(self, data: bytes) -> None:
+        if self._head:
+            self._release(data)
+        else:
+            self._head = data
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        self._release()
+        self._transport.close()
+
+    def _release(self, data: bytes = b"") -> None:
+        """Writes what was kept, and more, and gives the transport its place back."""
+        self._timer.cancel()
+        self._cycle.transport = self._transport
+        if not self._transport.is_closing() and (self._head or data):
+            self._transport.write(self._head + data)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
 from functools import partial
 from typing import Protocol
 
@@ -87,16 +86,18 @@ class LiveGeneration:
 
     # -- before acceptance
 
-    @asynccontextmanager
-    async def within_deadline(self) -> AsyncIterator[None]:
-        """Ends with DeadlineExceeded at the deadline, or with the error of `fail`."""
-        try:
-            async with asyncio.timeout_at(self._deadline) as self._scope:
-                yield
-        except TimeoutError:
-            raise self._error or DeadlineExceeded("the request's deadline passed")
-        finally:
-            self._scope = None
+    def before_acceptance(self) -> asyncio.Timeout:
+        """Around what comes before it; ends with TimeoutError at the deadline or by `fail`."""
+        self._scope = asyncio.timeout_at(self._deadline)
+        return self._scope
+
+    def accept(self) -> None:
+        """A worker has accepted every choice."""
+        self._scope = None
+
+    def why_not_accepted(self) -> ShoalError:
+        """Why `before_acceptance` ended."""
+        return self._error or DeadlineExceeded("the request's deadline passed")
 
     async def submit(self, model: Model, prompt_ids: Sequence[int], max_tokens: int) -> None:
         """Places every choice; returns when all are accepted."""
@@ -289,11 +290,11 @@ class LiveGeneration:
         self._let_go()
         self._news.clear()
         self._wake()
+        self._final_usage = self.usage
         self._host.metrics.observe_request(self._loop.time() - self._arrived)
         self._tell_end()
         self._host.release(self)
         # Those who know each other would be garbage in a cycle.
-        self._final_usage = self.usage
         self._choices, self._write = [], None
 
     async def aclose(self) -> None:

@@ -88,8 +88,10 @@ class EventStream:
         self.ended = False
 
     async def start(self) -> None:
-        """Sends the status and the headers."""
+        """Sends the status and the headers, together with the first events if those come soon."""
         self.started = True
+        if self._link is not None:
+            self._link.hold_head()
         await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
 
     async def write(self, events: bytes) -> None:

@@ -46,7 +46,8 @@ def _message(index: int, message: schema.Message) -> Message:
     at = f"messages[{index}]"
     if message.role not in ROLES:
         raise InvalidRequest(f"{at}.role must be one of {', '.join(ROLES)}", param=f"{at}.role")
-    refuse(message, {"audio": (), "function_call": ()}, within=at)
+    if not (message.audio is None and message.function_call is None):
+        refuse(message, {"audio": (), "function_call": ()}, within=at)
     calls = message.tool_calls or []
     if calls and message.role != "assistant":
         raise InvalidRequest(

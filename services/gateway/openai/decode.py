@@ -96,8 +96,9 @@ def refuse(body: msgspec.Struct, table: Mapping[str, tuple[Any, ...]], *, within
 
 
 def refuse_in(body: OpenAIBody, table: FieldTable) -> None:
-    """`refuse` for a body."""
-    refuse(body, table.refused)
+    """`refuse` for a body; hardly any has one of the fields."""
+    if table.refused_values(body) != (None,) * len(table.refused):
+        refuse(body, table.refused)
 
 
 def unsupported(name: str, *, param: str | None = None) -> Unsupported:

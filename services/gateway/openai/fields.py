@@ -8,8 +8,9 @@ harmless ones listed here is an error naming the field. docs/rest.md shows the t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from msgspec import Struct
@@ -73,6 +74,10 @@ class FieldTable:
     body: type[Struct]
     ignored: frozenset[str]
     refused: Harmless
+    refused_values: Callable[[Any], tuple[Any, ...]] = field(init=False)  # of a body, in one call
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "refused_values", attrgetter(*self.refused))
 
     @property
     def supported(self) -> frozenset[str]:

@@ -8,6 +8,7 @@ used is found by the worker, whose error names the field by `Grammar.param`.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any, Literal
 
 import msgspec
@@ -23,6 +24,10 @@ from services.gateway.openai.schema import (
     StructuredOutputs,
 )
 
+_CONSTRAINTS = attrgetter(
+    *("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("structured_outputs", "regex", "ebnf"),
+)
 _ANY_OBJECT = '{"type":"object"}'
 
 
@@ -33,6 +38,8 @@ def grammar_of(body: OpenAIBody) -> Grammar | None:
         InvalidRequest: for two constraints, or one without its value.
         Unsupported: for a form of constraint that is not built.
     """
+    if _CONSTRAINTS(body) == (None,) * 8:  # as hardly any has one
+        return None
     grammars = [
         grammar
         for grammar in (

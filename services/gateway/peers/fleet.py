@@ -10,7 +10,7 @@ import random
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from protos import tokenizer_pb2, worker_pb2
 from services.common.errors import PeerLost, Unavailable
@@ -85,6 +85,9 @@ class PeerFleet:
         self._index = index
         self._changed = asyncio.Event()
         self._num_changes = 0
+        # Who has a model's tokenizer: tokenizers or detokenizers, by pool and the model's name.
+        self._instances: dict[tuple[PeerPool[Any], str], list[Any]] = {}
+        self._instances_at = -1  # after how many changes it was so
         self.num_held: dict[str, int] = dict.fromkeys(("", *expected_models), 0)
 
     async def run(self) -> None:
@@ -293,7 +296,20 @@ class PeerFleet:
         ]
 
     def _least_outstanding(self, pool: PeerPool[C], model: str) -> C | None:
-        """The idlest instance with the model's tokenizer.
+        """The idlest instance with the model's tokenizer."""
+        if self._instances_at != self._num_changes:
+            self._instances.clear()
+            self._instances_at = self._num_changes
+        matching: list[C] | None = self._instances.get((pool, model))
+        if matching is None:
+            matching = self._instances[pool, model] = self._matching(pool, model)
+        if len(matching) == 1:
+            return matching[0]
+        # Among equals any: with little to do the first would get everything.
+        return min(matching, key=lambda peer: (peer.outstanding, random.random()), default=None)
+
+    def _matching(self, pool: PeerPool[C], model: str) -> list[C]:
+        """The ready instances with the model's tokenizer.
 
         The names are the same, or end the same (a path, a hub id); with one model on
         either side there is nothing to confuse.
@@ -303,10 +319,7 @@ class PeerFleet:
         if not matching and len(self.catalog.models()) == 1:
             names = {peer.model for peer in pool if peer.info is not None}
             matching = ready if len(names) == 1 else []
-        if len(matching) == 1:
-            return matching[0]
-        # Among equals any: with little to do the first would get everything.
-        return min(matching, key=lambda peer: (peer.outstanding, random.random()), default=None)
+        return matching
 
 
 async def repeat_when_lost(
