@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from typing import Any
 
@@ -15,6 +16,7 @@ from services.tokenizer.control import ControlGuard
 from tests.tokenizer import trained
 
 GUARD = ControlGuard(["<s>", "</s>", "<|im_start|>", "<|im_end|>"])
+FRAGMENTS = ("<s>", "</s>", "<|im", "_end|>", "<", ">", "|>", "a", "é", " ", "\n", "s")
 PLAIN = (
     "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{{ '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
@@ -222,3 +224,15 @@ def test_filters_and_functions_of_transformers() -> None:
     assert re.fullmatch(r"\d{4}", render("{{ strftime_now('%Y') }}", user("x")))
     source = "{{ messages | tojson(indent=2) }}"
     assert render(source, user("<é>")) == json.dumps([user("<é>")], indent=2, ensure_ascii=False)
+
+
+def test_a_text_without_the_ends_of_control_tokens_needs_no_closer_look() -> None:
+    draw = random.Random(7)
+    for _ in range(2000):
+        text = "".join(draw.choices(FRAGMENTS, k=draw.randint(0, 6)))
+        if not GUARD.may_be_in(text):
+            assert not any(marked for marked, _ in GUARD.split(text)), text
+    assert not GUARD.may_be_in("plain text")
+    assert GUARD.may_be_in("im_end|>")
+    assert GUARD.may_be_in("a <|im_st")
+    assert not ControlGuard([]).may_be_in("<s>")

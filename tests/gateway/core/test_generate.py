@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,20 @@ async def test_streams_the_whole_answer(rig: Rig) -> None:
     assert chunks[-1].finish_reason == "length"
     assert generation.usage == Usage(5, 10, cached_tokens=4)
     await rig.settled()
+
+
+async def test_a_generation_is_freed_without_the_collector_of_cycles(rig: Rig) -> None:
+    gc.disable()
+    try:
+        generation = await rig.core.start(request("hello"))
+        await collect(generation)
+        assert generation.usage.completion_tokens == 10
+        freed = weakref.ref(generation)
+        await rig.settled()
+        del generation
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 async def test_one_message_to_the_detokenizer_per_worker_frame(rig: Rig) -> None:
