@@ -48,7 +48,8 @@ class _ModelQueue:
         self.model = model
         self.turns: FairQueue[Turn] = FairQueue(limit, weights)
         self.num_called = 0  # who were let go and have not yet run since
-        self.called_at: deque[float] = deque(maxlen=_RATE_SAMPLES)
+        # When the last ones were let go, and what they cost: the queue's pace.
+        self.called: deque[tuple[float, int]] = deque(maxlen=_RATE_SAMPLES)
         self.gives_up: asyncio.TimerHandle | None = None  # set while no worker is ready
 
 
@@ -135,16 +136,19 @@ class Admission:
             if len(queue.turns):
                 self._call_next(queue)
 
-    def retry_after(self, model: str, tenant: str) -> float:
-        """Seconds until a tenant's next request could leave the queue, as it moves now."""
-        queue = self._queues.get(model)
-        if queue is None or not queue.called_at:
-            return 1.0
-        elapsed = max(self._loop.time() - queue.called_at[0], 1e-3)
-        seconds = queue.turns.ahead(tenant) * elapsed / len(queue.called_at)
-        return min(max(seconds, 1.0), _MAX_RETRY_SECONDS)
+    def retry_after(self, model: str, request: GenerationRequest) -> float:
+        """Seconds until such a request could leave the queue, as it moves now."""
+        return self._wait(self._queues.get(model), request.tenant, request.n)
 
     # -- inside
+
+    def _wait(self, queue: _ModelQueue | None, tenant: str, cost: int) -> float:
+        if queue is None or not queue.called:
+            return 1.0
+        elapsed = max(self._loop.time() - queue.called[0][0], 1e-3)
+        let_go = sum(cost for _, cost in queue.called)
+        seconds = queue.turns.ahead(tenant, cost) * elapsed / let_go
+        return min(max(seconds, 1.0), _MAX_RETRY_SECONDS)
 
     def _has_room(self, model: str, queue: _ModelQueue) -> bool:
         """Also where no worker is ready: what then is not for a queue to decide."""
@@ -163,7 +167,7 @@ class Admission:
         if turn.done() and not turn.cancelled() and turn.exception() is None:
             queue.num_called -= entry.cost
         if not len(queue.turns):
-            queue.called_at.clear()  # what is not saturated tells nothing of the capacity
+            queue.called.clear()  # what is not saturated tells nothing of the capacity
 
     def _call(self, queue: _ModelQueue, entry: Entry[Turn]) -> int:
         """Lets one go; returns the room it takes."""
@@ -171,7 +175,7 @@ class Admission:
             return 0
         entry.item.set_result(None)
         queue.num_called += entry.cost
-        queue.called_at.append(self._loop.time())
+        queue.called.append((self._loop.time(), entry.cost))
         return entry.cost
 
     def _refuse(self, queue: _ModelQueue, entry: Entry[Turn]) -> None:
@@ -185,7 +189,7 @@ class Admission:
             entry.item.set_exception(
                 Overloaded(
                     f"{len(queue.turns)} requests are waiting already{choices}; try again later",
-                    retry_after=self.retry_after(queue.model, entry.tenant),
+                    retry_after=self._wait(queue, entry.tenant, entry.cost),
                 )
             )
 

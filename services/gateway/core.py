@@ -123,7 +123,7 @@ class Core:
 
     def _retry_after(self, request: GenerationRequest) -> float:
         model = request.model or next(iter(self.fleet.catalog.models()), "")
-        return self.admission.retry_after(model, request.tenant)
+        return self.admission.retry_after(model, request)
 
     def release(self, generation: LiveGeneration) -> None:
         self._generations.discard(generation)

@@ -102,11 +102,13 @@ class FairQueue(Generic[T]):
             tenant.heap = [entry for entry in tenant.heap if entry.waits]
             heapq.heapify(tenant.heap)
 
-    def ahead(self, tenant: str) -> float:
-        """About how many items, whatever each costs, leave before a tenant's next one would."""
+    def ahead(self, tenant: str, cost: int = 1) -> float:
+        """About how much leaves until a tenant's next item has left, that item included: the sum
+        of costs."""
         mine = self._tenant(tenant)
         active = sum(t.weight for t in self._tenants.values() if t.size and t is not mine)
-        return min((mine.size + 1) * (active + mine.weight) / mine.weight, self._size + 1)
+        own = mine.cost + cost
+        return min(own * (active + mine.weight) / mine.weight, self._cost + cost)
 
     def _losers(self, newcomer: Entry[T]) -> list[Entry[T]]:
         """Who gives way so that what is left fits: the newcomer alone, or others for it."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from services.common.errors import DeadlineExceeded, Overloaded, Unavailable
@@ -296,7 +297,7 @@ async def test_retry_after_follows_the_pace_of_the_queue() -> None:
     queue = Admission(lambda model: [worker], 4, {}, lambda seconds: None)
     waiting = [asyncio.create_task(queue.enter("m", request())) for _ in range(4)]
     await asyncio.sleep(0)
-    assert queue.retry_after("m", "") == 1  # nothing is known of its pace
+    assert queue.retry_after("m", request()) == 1  # nothing is known of its pace
     worker.room = 1
     started = loop.time()
     queue.on_load(worker)
@@ -304,7 +305,7 @@ async def test_retry_after_follows_the_pace_of_the_queue() -> None:
     await waiting[0]
     await asyncio.sleep(0.6)
     elapsed = loop.time() - started
-    assert 0.8 * 4 * 0.6 <= queue.retry_after("m", "") <= 1.2 * 4 * elapsed
+    assert 0.8 * 4 * 0.6 <= queue.retry_after("m", request()) <= 1.2 * 4 * elapsed
     waiting += [asyncio.create_task(queue.enter("m", request())) for _ in range(2)]
     with pytest.raises(Overloaded) as error:
         await asyncio.gather(*waiting)
@@ -312,6 +313,26 @@ async def test_retry_after_follows_the_pace_of_the_queue() -> None:
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_retry_after_counts_choices() -> None:
+    loop = asyncio.get_running_loop()
+    worker = _Full()
+    queue = Admission(lambda model: [worker], 100, {}, lambda seconds: None)
+    first = asyncio.create_task(queue.enter("m", replace(request(), n=10)))
+    last = asyncio.create_task(queue.enter("m", replace(request(), n=90)))
+    await asyncio.sleep(0)
+    worker.room = 10
+    started = loop.time()
+    queue.on_load(worker)
+    worker.room = 0
+    await first
+    await asyncio.sleep(0.3)
+    elapsed = loop.time() - started  # in which 10 choices were let go; 90 wait
+    assert 9 * 0.3 <= queue.retry_after("m", replace(request(), n=1)) <= 9.2 * elapsed
+    assert 13 * 0.3 <= queue.retry_after("m", replace(request(), n=40)) <= 13.2 * elapsed
+    last.cancel()
+    await asyncio.gather(last, return_exceptions=True)
 
 
 @pytest.mark.integration

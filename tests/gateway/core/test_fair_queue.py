@@ -118,6 +118,9 @@ def test_how_many_are_ahead() -> None:
         queue.push(number, "a", now=0.0)
     assert queue.ahead("a") == 51
     assert queue.ahead("b") == 2
+    queue.push(50, "b", now=0.0, cost=20)
+    assert queue.ahead("b", 5) == 50  # of both as much, which is less than all that waits
+    assert queue.ahead("a", 5) == 75
 
 
 def test_any_order_of_pushes_removals_and_pops_loses_nobody() -> None:
