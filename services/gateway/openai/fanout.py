@@ -6,7 +6,7 @@ Choice i of prompt p becomes choice p * n + i, and the counts are summed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 from services.gateway.domain import (
     Chunk,
@@ -59,10 +59,11 @@ class FanOut:
         """Gives every generation up; harmless after the end."""
         for pump in self._pumps:
             pump.cancel()
-        if self._pumps:
-            await asyncio.gather(*self._pumps, return_exceptions=True)
-        for generation in self.generations:
-            await generation.aclose()
+        try:
+            if self._pumps:
+                await asyncio.gather(*self._pumps, return_exceptions=True)
+        finally:  # also when the caller is cancelled meanwhile
+            await _close(self.generations)
 
     async def _merge(self) -> AsyncIterator[Chunk]:
         """Chunks in the order in which they come; one task a prompt feeds them in."""
@@ -107,10 +108,17 @@ async def start_all(gateway: Gateway, requests: Sequence[GenerationRequest]) -> 
         if whole is None:  # one was refused, or the client left
             for start in starts:
                 start.cancel()
-            await asyncio.gather(*starts, return_exceptions=True)
-            started = [start.result() for start in starts if not _failed(start)]
-            await asyncio.gather(*(generation.aclose() for generation in started))
+            try:
+                await asyncio.gather(*starts, return_exceptions=True)
+            finally:  # also when cancelled again: what has not started by now never will
+                await _close([start.result() for start in starts if _succeeded(start)])
 
 
-def _failed(task: asyncio.Task[Generation]) -> bool:
-    return task.cancelled() or task.exception() is not None
+async def _close(generations: Iterable[Generation]) -> None:
+    """One after the other in this task: tasks of their own could be cancelled before they run."""
+    for generation in generations:
+        await generation.aclose()
+
+
+def _succeeded(task: asyncio.Task[Generation]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
