@@ -41,6 +41,11 @@ async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: ShoalEr
         raise asyncio.CancelledError
     except cygrpc.ExecuteBatchError:  # the client went in this moment: nobody is left to tell
         raise asyncio.CancelledError
+    except grpc.aio.AbortError as aborted:
+        aborted.__context__ = None
+        raise
+    finally:  # the context keeps the AbortError, and that these frames: no cycle through them
+        del context, error
 
 
 if TYPE_CHECKING:
@@ -84,6 +89,8 @@ def _wrap_coroutine(inner: Any, check: Callable[[Any], Any], method: str) -> Any
         except Exception:
             log.exception("fault in %s", method)
             await abort_with(context, InternalError("internal error"))
+        finally:
+            del request, context  # as in `abort_with`
 
     return call
 
@@ -100,6 +107,8 @@ def _wrap_generator(inner: Any, check: Callable[[Any], Any], method: str) -> Any
         except Exception:
             log.exception("fault in %s", method)
             await abort_with(context, InternalError("internal error"))
+        finally:
+            del request, context  # as in `abort_with`
 
     return iterate
 

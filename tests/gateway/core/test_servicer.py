@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import NoReturn, cast
 
 import grpc
 import grpc.aio
@@ -13,6 +15,7 @@ import pytest
 
 from protos import common_pb2, inference_pb2, inference_pb2_grpc
 from services.common import rpc
+from services.common.errors import Overloaded, ShoalError
 from services.gateway.app import SERVICE
 from services.gateway.servicer import InferenceServicer
 from tests.gateway.core.conftest import Rig
@@ -153,3 +156,28 @@ async def test_the_trace_context_reaches_the_worker(client: Client) -> None:
     [answer async for answer in client.stub.Generate(generate(), metadata=metadata)]
     submit = client.rig.worker.submits[0]
     assert (submit.traceparent, submit.tracestate) == (traceparent, "vendor=1")
+
+
+async def test_a_refusal_leaves_no_garbage_in_cycles(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its frames hold the request, which would stay until a collection of the oldest objects."""
+    refusals: list[weakref.ref[ShoalError]] = []
+
+    class Refusal(Overloaded):
+        def __init__(self) -> None:
+            super().__init__("full")
+            refusals.append(weakref.ref(self))
+
+    async def start(request: object) -> NoReturn:
+        raise Refusal
+
+    monkeypatch.setattr(client.rig.core, "start", start)
+    gc.disable()
+    try:
+        for _ in range(3):
+            with pytest.raises(grpc.aio.AioRpcError, match="full"):
+                _ = [answer async for answer in client.stub.Generate(generate())]
+        assert [refusal() for refusal in refusals[:2]] == [None, None]
+    finally:
+        gc.enable()
