@@ -94,6 +94,11 @@ class ShoalError(Exception):
         return STATUSES[self.code]
 
     @property
+    def reason(self) -> str:
+        """What a log says of it: perhaps more than a client is to know."""
+        return self.message
+
+    @property
     def retry_after_header(self) -> str | None:
         """Retry-After, in HTTP and in gRPC trailers: whole seconds, never too few, never 0."""
         if self.retry_after is None:
@@ -164,7 +169,25 @@ class Unavailable(ShoalError):
 
 
 class PeerLost(Unavailable):
-    """The instance that served this is gone; another may take it over."""
+    """The instance that served this is gone; another may take it over.
+
+    `reason` has the instance's address, which is for logs and not for a client.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str = "",
+        param: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message, param=param, retry_after=retry_after)
+        self._reason = reason
+
+    @property
+    def reason(self) -> str:
+        return self._reason or self.message
 
 
 class HandedBack(Unavailable):

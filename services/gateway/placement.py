@@ -270,7 +270,7 @@ class Placement:
         """Raises an error for the client if the choice has no move of this kind left."""
         log.info(
             "moving a choice",
-            extra={"request_id": self._request.request_id, "peer": kind, "reason": error.message},
+            extra={"request_id": self._request.request_id, "peer": kind, "reason": error.reason},
         )
         if isinstance(error, HandedBack):
             self._host.metrics.count_handoff(kind)

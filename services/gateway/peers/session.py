@@ -125,20 +125,20 @@ class Peer(ABC, Generic[Q, A, H]):
             while True:
                 error = await self._run_session()
                 if self._was_ready:
-                    log.warning("lost a peer", extra={"peer": self._name, "reason": error.message})
+                    log.warning("lost a peer", extra={"peer": self._name, "reason": error.reason})
                     backoff = self._times.min_backoff
                     refused = ""
                 else:
                     # Over TLS a person must hear of it, once: it may not mend by itself.
-                    news = self.tls and error.message != refused
+                    news = self.tls and error.reason != refused
                     level = logging.WARNING if news else logging.DEBUG
-                    extra = {"peer": self._name, "reason": error.message}
+                    extra = {"peer": self._name, "reason": error.reason}
                     log.log(level, "cannot reach a peer", extra=extra)
-                    refused = error.message
+                    refused = error.reason
                 await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
                 backoff = min(backoff * 1.6, self._times.max_backoff)
         finally:
-            self._lose(PeerLost(f"{self._name} is no longer used"))
+            self._lose(self._lost("is no longer used"))
             self._on_released()
 
     async def _run_session(self) -> PeerLost:
@@ -148,8 +148,8 @@ class Peer(ABC, Generic[Q, A, H]):
         try:
             channel = rpc.open_channel(self.address, self.tls)
         except StartupError as fault:  # a certificate is being replaced, or is gone
-            lost = PeerLost(f"{self._name} cannot be reached: {fault}")
-            self.why_absent = lost.message
+            lost = self._lost(f"cannot be reached: {fault}")
+            self.why_absent = lost.reason
             return lost
         call = self._open(channel)
         self._channel = channel
@@ -187,7 +187,7 @@ class Peer(ABC, Generic[Q, A, H]):
             await asyncio.sleep(pause)
             if loop.time() - wake_at > _STALL_SECONDS:
                 self._last_heard = loop.time()
-        raise PeerLost(f"{self._name} was silent for too long")
+        raise self._lost("was silent for too long")
 
     def _silence_ends(self) -> float:
         """When the peer is dead if nothing is heard of it; an idle peer beats more slowly."""
@@ -207,11 +207,11 @@ class Peer(ABC, Generic[Q, A, H]):
                 return failure
             if isinstance(failure, grpc.aio.AioRpcError):
                 why = failure.details() or failure.code().name
-                return PeerLost(f"{self._name} was lost: {why}")
+                return self._lost(f"was lost: {why}")
         for failure in failures:
             if not isinstance(failure, asyncio.InvalidStateError):  # a write after the end
                 log.error("fault in the session to %s", self._name, exc_info=failure)
-        return PeerLost(f"{self._name} ended the session")
+        return self._lost("ended the session")
 
     def _note_absence(self, failures: list[BaseException]) -> None:
         """One that answers, but not with a session, is starting; so is one never seen yet."""
@@ -228,7 +228,7 @@ class Peer(ABC, Generic[Q, A, H]):
     def _lose(self, error: PeerLost) -> None:
         """Forgets the session and tells every open handle."""
         self._on_lost()
-        self.why_absent = error.message
+        self.why_absent = error.reason
         handlers, self._handlers = self._handlers, {}
         was_connected, self._connected = self._connected, False
         self._draining = False
@@ -258,7 +258,7 @@ class Peer(ABC, Generic[Q, A, H]):
     def _add(self, handler: H) -> int:
         """A new handle. Raises PeerLost if there is no session."""
         if not self._connected:
-            raise PeerLost(f"{self._name} is not connected")
+            raise self._lost("is not connected")
         while self._next_handle in self._handlers:
             self._next_handle = self._next_handle % _MAX_HANDLE + 1
         if not self._handlers:
@@ -291,7 +291,7 @@ class Peer(ABC, Generic[Q, A, H]):
     def channel(self) -> grpc.aio.Channel:
         """The session's channel, for unary calls. Raises PeerLost if there is none."""
         if not self._connected or self._channel is None:
-            raise PeerLost(f"{self._name} is not connected")
+            raise self._lost("is not connected")
         return self._channel
 
     async def call(self, begun: Awaitable[R]) -> R:
@@ -309,11 +309,15 @@ class Peer(ABC, Generic[Q, A, H]):
             if task is None or task.cancelling():
                 raise
             # Nobody cancelled the waiter: the session's channel was closed under the call.
-            raise PeerLost(f"{self._name} was lost during a call")
+            raise self._lost("was lost during a call")
 
     @property
     def _name(self) -> str:
         return f"{self.kind} {self.address}"
+
+    def _lost(self, what: str) -> PeerLost:
+        """What happened to the peer: with its address in the log alone."""
+        return PeerLost(f"the {self.kind} was lost", reason=f"{self._name} {what}")
 
     @abstractmethod
     def _new_outbox(self) -> rpc.Outbox[Q]: ...
@@ -339,7 +343,9 @@ def error_from_rpc(error: grpc.aio.AioRpcError) -> ShoalError:
     seconds = trailers.get("retry-after", "")
     retry_after = float(seconds) if seconds.isdecimal() else None
     if error.code() in _LOST_CALL:
-        return PeerLost(message, retry_after=retry_after)
+        # What gRPC itself says of a lost call has addresses in it.
+        told = message if kind else "a service of this fleet could not be reached"
+        return PeerLost(told, reason=message, retry_after=retry_after)
     for code, status in STATUSES.items():
         if status.grpc is error.code() and kind in (None, status.code):
             param = trailers.get("shoal-error-param")

@@ -167,7 +167,7 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
 
     def _on_step(self, step: worker_pb2.StepFrame) -> None:
         if self.info and step.epoch and step.epoch != self.info.epoch:
-            raise PeerLost(f"the engine of {self._name} restarted")
+            raise self._lost("restarted its engine")
         if step.HasField("load"):
             self._take_load(step.load)
         for handle in step.accepted:

@@ -334,3 +334,22 @@ async def test_a_unary_calls_error_is_the_one_that_was_raised(
     assert isinstance(again, type(error))
     assert again.message == error.message
     assert again.retry_after == (None if error.retry_after is None else 2)
+
+
+async def test_a_lost_peers_address_is_for_the_log_alone(tmp_path: Path) -> None:
+    async with rpc.open_channel(f"unix:{tmp_path}/nobody") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await worker_pb2_grpc.WorkerStub(channel).FlushCache(worker_pb2.FlushCacheRequest())
+    unreachable = error_from_rpc(caught.value)
+    lost = WorkerPeer._lost(FakePeer(), "was lost")  # type: ignore[arg-type]
+    for error, address in ((unreachable, "nobody"), (lost, "10.0.0.7:50051")):
+        assert isinstance(error, PeerLost)
+        assert address in error.reason
+        assert address not in error.message
+
+
+class FakePeer:
+    """What a session's loss is told of."""
+
+    kind = "worker"
+    _name = "worker 10.0.0.7:50051"
