@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 
 from services.common.errors import StartupError
@@ -30,6 +31,18 @@ def split_address(address: str, flag: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or int(port) > 65535:
         raise StartupError(f"{flag} {address!r} is not host:port or unix:/path")
     return host.strip("[]"), int(port)
+
+
+def require_all_free(addresses: Iterable[tuple[str, str]]) -> None:
+    """Tries each (address, flag). Raises one StartupError that tells of all that failed."""
+    problems = []
+    for address, flag in addresses:
+        try:
+            require_free(address, flag)
+        except StartupError as error:
+            problems.append(str(error))
+    if problems:
+        raise StartupError("; and ".join(problems))
 
 
 def require_free(address: str, flag: str, *, shared: bool = False) -> None:

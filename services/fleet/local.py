@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from services.common.listening import require_free
+from services.common.listening import require_all_free
 from services.common.process import child_environment
 from services.fleet.config import FleetConfig
 from services.fleet.display import Display, SilentDisplay
@@ -114,9 +114,8 @@ class LocalFleet:
             StartupError: a mistake of the person who starts it, in one sentence; nothing
                 is left running.
         """
-        for port, flag in ((self.config.port, "--port"), (self.config.grpc_port, "--grpc-port")):
-            if port > 0:
-                require_free(f"{self.config.host}:{port}", flag)
+        ports = ((self.config.port, "--port"), (self.config.grpc_port, "--grpc-port"))
+        require_all_free((f"{self.config.host}:{port}", flag) for port, flag in ports if port > 0)
         self._run_dir = RunDir.open(self.config.run_dir)
         try:
             self._share_ports()

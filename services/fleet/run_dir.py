@@ -6,16 +6,17 @@ import dataclasses
 import fcntl
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
 from services.common.errors import StartupError
+from services.common.run_directory import RunDirectory
 from services.fleet.plan import Role
 
-_LONGEST_PARENT = 60  # bytes; leaves room for the names of the sockets
+_LONGEST_PARENT = 54  # bytes; leaves room for the names of the sockets
+_PREFIX = "shoal-fleet-"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class ProcessInfo:
 class RunDir:
     """A fleet's directory, locked while the fleet runs."""
 
-    def __init__(self, path: Path, lock: TextIO, *, temporary: bool) -> None:
+    def __init__(self, path: Path, lock: TextIO, temporary: RunDirectory | None) -> None:
         self.path = path
         self._lock = lock
         self._temporary = temporary
@@ -42,9 +43,12 @@ class RunDir:
     def open(cls, path: str) -> RunDir:
         """Makes or takes the directory; an empty path makes a fresh one, removed by `close`.
 
+        Beside a fresh one, what killed fleets of this user left is removed.
+
         Raises:
             StartupError: it cannot be written, or another fleet lives in it.
         """
+        temporary = None
         try:
             if path:
                 directory = Path(path).absolute()
@@ -52,9 +56,8 @@ class RunDir:
             else:
                 parent = tempfile.gettempdir()
                 too_long = len(os.fsencode(parent)) > _LONGEST_PARENT
-                directory = Path(
-                    tempfile.mkdtemp(prefix="shoal-", dir="/tmp" if too_long else parent)
-                )
+                temporary = RunDirectory(Path("/tmp" if too_long else parent), _PREFIX)
+                directory = temporary.path
             lock = (directory / "lock").open("w")
         except OSError as error:
             raise StartupError(f"cannot use --run-dir {path}: {error.strerror}")
@@ -63,7 +66,7 @@ class RunDir:
         except BlockingIOError:
             lock.close()
             raise StartupError(f"another fleet runs in --run-dir {path}")
-        return cls(directory, lock, temporary=not path)
+        return cls(directory, lock, temporary)
 
     def write_table(self, url: str, model: str, processes: Sequence[ProcessInfo]) -> None:
         """Writes `fleet.json`; a reader sees the old table or the new one, never a part."""
@@ -79,5 +82,5 @@ class RunDir:
     def close(self) -> None:
         """Gives the directory up, and removes it if it was made for this fleet alone."""
         self._lock.close()
-        if self._temporary:
-            shutil.rmtree(self.path, ignore_errors=True)
+        if self._temporary is not None:
+            self._temporary.remove()

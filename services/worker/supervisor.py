@@ -19,17 +19,20 @@ from types import TracebackType
 
 from protos import engine_pb2
 from services.common.process import child_environment
+from services.common.run_directory import RunDirectory
 from services.worker.command_queue import PIECE_BYTES, CommandQueue
 from services.worker.config import WorkerConfig, num_threads
 from services.worker.framing import CONFIG_ENV, SOCKET_ENV, read_message, write_message
 from services.worker.last_words import read_reason
 from services.worker.rank_command import rank_command
-from services.worker.run_directory import RunDirectory
 
 log = logging.getLogger(__name__)
 
 RANK_MODULE = "services.worker.rank"
 _SOCKET = "rank"
+
+
+_RUN_PREFIX = "shoal-run-"  # of the directory with rank 0's socket and torchrun's logs
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,7 @@ class Ranks:
         self._on_event, self._on_responsive = on_event, on_responsive
         loop = asyncio.get_running_loop()
         self._heard_at = loop.time()
-        self._directory = RunDirectory.beside(self._config.address)
+        self._directory = RunDirectory.beside(self._config.address, _RUN_PREFIX)
         path = str(self._directory.path / _SOCKET)
         self._server = await asyncio.start_unix_server(self._read, path)
         environment = child_environment() | {

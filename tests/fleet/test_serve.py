@@ -59,7 +59,7 @@ def test_a_second_signal_ends_everything_at_once_and_leaves_nothing(
     monkeypatch.setenv("TMPDIR", home)
     fleet = ServedFleet(*FAKE, "--fake-step-ms", "100", "--run-dir=")
     try:
-        assert any(name.startswith("shoal-") for name in os.listdir(home))
+        assert any(name.startswith("shoal-fleet-") for name in os.listdir(home))
         reader = _hang_on(fleet)
         family = fleet.tree()
         fleet.process.send_signal(signal.SIGINT)

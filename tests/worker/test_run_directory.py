@@ -8,14 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from services.worker.run_directory import RunDirectory
+from services.common.run_directory import RunDirectory
 from tests.worker.agent_client import agent
 
 OWNER = """
 import sys, time
 from pathlib import Path
-from services.worker.run_directory import RunDirectory
-directory = RunDirectory(Path(sys.argv[1]))
+from services.common.run_directory import RunDirectory
+directory = RunDirectory(Path(sys.argv[1]), "shoal-run-")
 (directory.path / "rank.log").write_text("of a rank")
 print(directory.path, flush=True)
 time.sleep(600)
@@ -30,11 +30,11 @@ def test_the_living_keep_theirs_and_the_dead_do_not(tmp_path: Path) -> None:
     ) as owner:
         assert owner.stdout is not None
         left = Path(owner.stdout.readline().strip())
-        first = RunDirectory(tmp_path)
+        first = RunDirectory(tmp_path, "shoal-run-")
         assert {*tmp_path.iterdir()} == {other, left, first.path}
         owner.kill()
         owner.wait()
-    second = RunDirectory.beside(f"unix:{tmp_path}/worker.sock")
+    second = RunDirectory.beside(f"unix:{tmp_path}/worker.sock", "shoal-run-")
     assert {*tmp_path.iterdir()} == {other, first.path, second.path}
     first.remove()
     second.remove()

@@ -1,7 +1,7 @@
-"""The directory of one engine's run: the socket to rank 0 and torchrun's logs.
+"""A directory of one run of something: its sockets and logs.
 
 It is locked for as long as its owner lives. So whoever starts beside it can tell what a killed
-owner left behind, and removes that. Knows nothing of ranks.
+owner left behind, and removes that. Knows nothing of what is in it.
 """
 
 from __future__ import annotations
@@ -13,22 +13,21 @@ import shutil
 import tempfile
 from pathlib import Path
 
-_PREFIX = "shoal-run-"  # short: the path of a socket in it may have 107 bytes
-
 _NOT_OURS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM)
 
 
 class RunDirectory:
     """A new directory in `parent`, until `remove`; what dead owners left there is removed first.
 
-    Raises OSError if there can be none.
+    Its name begins with `prefix`, which belongs to one kind of owner, and is short: the path of a
+    socket in it may have 107 bytes. Raises OSError if there can be none.
     """
 
-    def __init__(self, parent: Path) -> None:
-        for left in parent.glob(f"{_PREFIX}*"):
+    def __init__(self, parent: Path, prefix: str) -> None:
+        for left in parent.glob(f"{prefix}*"):
             _remove_if_left(left)
         while True:
-            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
             lock = _try_lock(self.path)
             if lock is not None and self.path.exists():
                 self._lock = lock
@@ -37,12 +36,12 @@ class RunDirectory:
                 os.close(lock)
 
     @classmethod
-    def beside(cls, address: str) -> RunDirectory:
-        """Beside the worker's own socket, if it has one, so that a fleet's directory goes as a
+    def beside(cls, address: str, prefix: str) -> RunDirectory:
+        """Beside a service's own socket, if it has one, so that a fleet's directory goes as a
         whole; else where temporary files are."""
         if address.startswith("unix:"):
-            return cls(Path(address.removeprefix("unix:")).parent)
-        return cls(Path(tempfile.gettempdir()))
+            return cls(Path(address.removeprefix("unix:")).parent, prefix)
+        return cls(Path(tempfile.gettempdir()), prefix)
 
     def remove(self) -> None:
         """Removes it with all that it holds. To be called once."""
