@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -30,6 +30,8 @@ _HEADS = (
     "", "busy",
 )  # fmt: skip
 _RIGHT = frozenset(("for", "open", "run", "wait", "hits", "in/s", "out/s", "busy"))
+_SPARK = _HEADS.index("")
+_GIVE_WAY = {_SPARK: 4, _HEADS.index("address"): 8}  # columns in this order, down to so much
 
 _ORDERS: dict[SortKey, Callable[[Instance], float]] = {
     "service": lambda one: 0.0,
@@ -81,8 +83,20 @@ class Series:
 def screen(snapshot: FleetSnapshot, choices: Choices, series: Series) -> RenderableType:
     """The gateway's lines and a table of its instances."""
     return Group(
-        *_gateway(snapshot), Text(), _table(snapshot, choices, series), *_details(snapshot)
+        *_gateway(snapshot), Text(), _Instances(snapshot, choices, series), *_details(snapshot)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Instances:
+    """The table, as wide as there is room for."""
+
+    snapshot: FleetSnapshot
+    choices: Choices
+    series: Series
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield _table(self.snapshot, self.choices, self.series, options.max_width)
 
 
 def chosen(snapshot: FleetSnapshot, choices: Choices) -> list[Instance]:
@@ -150,24 +164,31 @@ def _times(gateway: GatewayFigures, name: str) -> str:
     return f"p50 {found.p50 * 1000:.0f} p99 {found.p99 * 1000:.0f} ms"
 
 
-def _table(snapshot: FleetSnapshot, choices: Choices, series: Series) -> Table:
+def _table(snapshot: FleetSnapshot, choices: Choices, series: Series, width: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     rows = [
         _cells(one, snapshot.now, series.rates.get(one.address, ()))
         for one in chosen(snapshot, choices)
     ]
-    for head, *cells in zip(_HEADS, *rows, strict=True):
-        width = max(len(cell) for cell in (head, *cells))
-        table.add_column(
-            head,
-            justify="right" if head in _RIGHT else "left",
-            no_wrap=True,
-            overflow="ellipsis",
-            min_width=8 if head == "address" else width,  # which alone gives way
-        )
+    widths = _widths([max(map(len, column)) for column in zip(_HEADS, *rows, strict=True)], width)
+    for head, fits in zip(_HEADS, widths, strict=True):
+        justify: JustifyMethod = "right" if head in _RIGHT else "left"
+        table.add_column(head, justify=justify, no_wrap=True, overflow="ellipsis", width=fits)
     for row in rows:
+        row[_SPARK] = str(row[_SPARK])[-widths[_SPARK] :]  # the newest
         table.add_row(*row)
     return table
+
+
+def _widths(wanted: list[int], width: int) -> list[int]:
+    """Of columns with a blank between them: in a narrow terminal some give way, the others never
+    do."""
+    excess = sum(wanted) + len(wanted) - 1 - width
+    for column, least in _GIVE_WAY.items():
+        given = max(0, min(excess, wanted[column] - least))
+        wanted[column] -= given
+        excess -= given
+    return wanted
 
 
 def _details(snapshot: FleetSnapshot) -> list[Text]:

@@ -43,6 +43,27 @@ def test_each_instance_has_one_line() -> None:
     assert detail == "unix:/w1: connection refused"
 
 
+@pytest.mark.parametrize("width", [100, 110, 120, 160])
+def test_no_column_is_lost_in_a_narrow_terminal(width: int) -> None:
+    series = Series()
+    for rate in range(30):
+        series.add(
+            fleet(
+                instance(
+                    "worker", "unix:/run/shoal/w0", engine=engine(tokens_out_per_s=float(rate))
+                )
+            )
+        )
+    busy = instance("worker", "unix:/run/shoal/w0", engine=engine(tokens_out_per_s=30.0))
+    console = Console(file=io.StringIO(), width=width)
+    console.print(screen(fleet(busy), Choices(), series))
+    assert isinstance(console.file, io.StringIO)
+    head, line = (text.split() for text in console.file.getvalue().splitlines()[4:6])
+    assert head[-2:] == ["out/s", "busy"]
+    assert line[-1] == "90%"
+    assert line[-2].endswith("█")  # the newest
+
+
 def test_no_line_is_wider_than_the_terminal() -> None:
     assert max(map(len, shown(width=100))) <= 100
     assert all(state in "\n".join(shown(width=100)) for state in (" ready ", " dead "))
