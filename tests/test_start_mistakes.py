@@ -17,7 +17,7 @@ MISTAKES: list[tuple[str, int, str]] = [
      " another with --port"),
     ("gateway --port 0 --grpc-port {port}", 1, "port {port} on 127.0.0.1 is in use; choose"
      " another with --grpc-port"),
-    ("gateway --port 99999", 2, "--port 99999 is not a port: 0 to 65535"),
+    ("gateway --port 99999", 2, "--port 99999 is out of range: 0 to 65535"),
     ("gateway --port 8001", 2, "--port and --grpc-port are both 8001"),
     ("gateway --host 192.0.2.1 --port 0 --grpc-port 0", 1, "192.0.2.1 is not an address of this"
      " machine; choose another with --host"),
@@ -42,20 +42,25 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("worker --model {dir}/none", 1, "model {dir}/none does not exist"),
     ("worker --tp 7", 1, "the model has 9 attention heads, which cannot be divided over --tp 7"),
     ("worker --tp 3 --nnodes 2", 2, "--tp 3 cannot be shared by --nnodes 2 hosts"),
-    ("worker --page-size 3", 2, "--page-size 3 is not a power of two from 1 to 64"),
+    ("worker --page-size 3", 2, "--page-size 3 is not a power of two"),
     ("worker --device cpu --attention-backend flashinfer", 2, "needs --device cuda"),
     ("worker --engine fake --tls-cert {dir}/c --tls-key {dir}/k", 1, "cannot use {dir}/c"),
     ("serve --port {port}", 1, "port {port} on 127.0.0.1 is in use; choose another with --port"),
-    ("serve --run-dir {port}/x --port 0 --tokenizers 0", 2, "--tokenizers must be at least 1"),
+    ("serve --port {port} --grpc-port {other}", 1, "port {other} on 127.0.0.1 is in use; choose"),
+    ("serve --run-dir {port}/x --port 0 --tokenizers 0", 2, "--tokenizers 0 is out of range: at"),
     ("serve --run-dir /proc/none --port 0 --grpc-port 0", 1, "cannot use --run-dir /proc/none"),
     ("serve extra", 2, "unrecognized arguments: extra"),
 ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def taken() -> Iterator[int]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield listener.getsockname()[1]
+def taken() -> Iterator[tuple[int, int]]:
+    """Two ports."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("127.0.0.1", 0)) as other,
+    ):
+        yield one.getsockname()[1], other.getsockname()[1]
 
 
 @pytest.mark.parametrize(("line", "status", "said"), MISTAKES)
@@ -63,14 +68,15 @@ def test_a_mistake_is_one_sentence(
     line: str,
     status: int,
     said: str,
-    taken: int,
+    taken: tuple[int, int],
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(logs, "setup", lambda *args, **kwargs: None)  # stderr is for the sentence
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    words = {"port": str(taken), "dir": str(tmp_path), "long": "x" * 120}
+    port, other = map(str, taken)
+    words = {"port": port, "other": other, "dir": str(tmp_path), "long": "x" * 120}
     name, *argv = line.format(**words).split()
     modules = {"serve": "fleet", "detokenizer": "tokenizer"}
     main = importlib.import_module(f"services.{modules.get(name, name)}.__main__").main

@@ -17,7 +17,7 @@ from google.protobuf import descriptor_pb2
 from grpc_tools import protoc
 
 from services.commands import COMMANDS, GROUPS
-from services.common.config import env_name, flag_name, options
+from services.common.config import env_name, flag_name, help_text, options
 from services.gateway.docs.openapi import openapi_document
 
 ROOT = Path(__file__).parents[1]
@@ -57,7 +57,7 @@ def _command(name: str) -> Iterator[str]:
 
 
 def _flag(field: Any, hint: Any) -> str:
-    meaning = field.metadata["help"].replace("|", "\\|")
+    meaning = help_text(field).replace("|", "\\|")
     if choices := _choices(field, hint):
         meaning += f" ({', '.join(f'`{choice}`' for choice in choices)})"
     names = f"`{flag_name(field.name)}` | `{env_name(field.name)}`"

@@ -43,6 +43,7 @@ def option_schemas(config: type) -> dict[str, Any]:
     return {
         _camel_case(field.name): {
             "description": field.metadata["help"],
+            **(field.metadata["bounds"].schema() if field.metadata["bounds"] else {}),
             **_type_schema(hints[field.name], field.metadata["choices"]),
         }
         for field in options(config)

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NoReturn, TypeVar
 
 from services import __version__
+from services.common.bounds import Bounds
+from services.common.numerals import read_float, read_int
 
 T = TypeVar("T")
 
@@ -32,12 +34,13 @@ def option(
     secret: bool = False,
     commas: bool = True,
     many: bool = False,
+    bounds: Bounds | None = None,
 ) -> Any:
     """A dataclass field that is also the flag `--its-name` and `SHOAL_ITS_NAME`.
 
     A tuple's flag may be repeated, and takes commas, but for those whose values may have some
     (`commas=False`). With `many` it takes all words up to the next flag. A `secret` is kept out
-    of the config's repr and of command lines.
+    of the config's repr and of command lines. A number is to keep its `bounds` (`check_bounds`).
     """
     metadata = {
         "help": help,
@@ -47,6 +50,7 @@ def option(
         "secret": secret,
         "commas": commas,
         "many": many,
+        "bounds": bounds,
     }
     return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
@@ -73,6 +77,15 @@ def share(cls: type[T], config: Any, **own: Any) -> T:
         if field.name in names
     }
     return cls(**{**shared, **own})
+
+
+def check_bounds(config: Any) -> None:
+    """Raises ValueError for the first number out of its option's bounds. A config that may be made
+    without `parse` calls it when it is made."""
+    for field in options(type(config)):
+        value, bounds = getattr(config, field.name), field.metadata["bounds"]
+        if bounds is not None and value is not None and not bounds.hold(value):
+            raise ValueError(f"{flag_name(field.name)} {value} is out of range: {bounds}")
 
 
 def parse(cls: type[T], argv: Sequence[str], *, prog: str, description: str) -> T:
@@ -126,7 +139,9 @@ def from_namespace(cls: type[T], parser: argparse.ArgumentParser, args: argparse
         if choices and values[field.name] not in choices:
             parser.error(f"environment variable {name}: choose from {', '.join(choices)}")
     try:
-        return cls(**values)
+        config = cls(**values)
+        check_bounds(config)
+        return config
     except ValueError as error:
         parser.error(str(error))
 
@@ -174,8 +189,14 @@ def options(cls: type) -> list[dataclasses.Field[Any]]:
     return [field for field in dataclasses.fields(cls) if "help" in field.metadata]
 
 
+def help_text(field: dataclasses.Field[Any]) -> str:
+    """What an option is for, and the bounds of a number."""
+    text, bounds = field.metadata["help"], field.metadata["bounds"]
+    return f"{text}; {bounds}" if bounds is not None else text
+
+
 def _add_flag(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
-    text = field.metadata["help"]
+    text = help_text(field)
     default = field.default
     if default is not False and default not in (None, (), "") and "default" not in text.lower():
         text += f" (default: {','.join(default) if isinstance(default, tuple) else default})"
@@ -246,14 +267,14 @@ def _split(text: str) -> tuple[str, ...]:
 
 def _integer(text: str) -> int:
     try:
-        return int(text)
+        return read_int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
 
 
 def _number(text: str) -> float:
     try:
-        number = float(text)
+        number = read_float(text)
     except ValueError:
         number = math.nan
     if math.isnan(number):

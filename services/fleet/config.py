@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.common.config import borrow, option, share
+from services.common.bounds import at_least
+from services.common.config import borrow, check_bounds, option, share
 from services.common.cores import available_cores
 from services.gateway.config import GatewayConfig
 from services.tokenizer.config import TokenizerConfig
@@ -64,11 +65,18 @@ class FleetConfig:
     tls_key: str = borrow(GatewayConfig, "tls_key")
     tls_ca: str = borrow(GatewayConfig, "tls_ca")
 
-    gateways: int = option(1, "gateway processes, which share the ports", group=_FLEET)
-    workers: int = option(1, "worker processes, each with a copy of the model", group=_FLEET)
-    tokenizers: int = option(1, "tokenizer processes", group=_FLEET)
+    gateways: int = option(
+        1, "gateway processes, which share the ports", group=_FLEET, bounds=at_least(1)
+    )
+    workers: int = option(
+        1, "worker processes, each with a copy of the model", group=_FLEET, bounds=at_least(1)
+    )
+    tokenizers: int = option(1, "tokenizer processes", group=_FLEET, bounds=at_least(1))
     detokenizers: int = option(
-        1, "detokenizer processes; with 0 the gateway decodes by itself", group=_FLEET
+        1,
+        "detokenizer processes; with 0 the gateway decodes by itself",
+        group=_FLEET,
+        bounds=at_least(0),
     )
     tp: int = borrow(WorkerConfig, "tp", help="tensor-parallel ranks a worker", group=_FLEET)
     admin_address: str = option(
@@ -98,16 +106,7 @@ class FleetConfig:
     memory_ratio: float = borrow(WorkerConfig, "memory_ratio")
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("gateways", 1),
-            ("workers", 1),
-            ("tokenizers", 1),
-            ("detokenizers", 0),
-        ):
-            if getattr(self, name) < least:
-                raise ValueError(f"--{name} must be at least {least}")
-        if self.drain_timeout < 0 or self.hold_timeout < 0:
-            raise ValueError("--drain-timeout and --hold-timeout must not be negative")
+        check_bounds(self)
         share(GatewayConfig, self)
         share(WorkerConfig, self)  # its own checks, before anything is started
 

@@ -46,7 +46,7 @@ async def read_body(scope: Scope, receive: Receive, limits: BodyLimits) -> bytes
     """
     limit, depth = limits.max_bytes, _DepthLimit(limits.max_depth)
     announced = header(scope, b"content-length") or ""
-    if announced.isdigit() and int(announced[:20]) > limit:
+    if announced.isdecimal() and int(announced[:20]) > limit:
         raise _too_large(limit)
     pieces: list[bytes] = []
     size = 0

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from services.common.config import borrow, option
+from services.common.bounds import above, at_least, between
+from services.common.config import borrow, check_bounds, option
+from services.common.numerals import read_float
 from services.common.tls import TlsFiles, TlsOptions
 from services.common.tracing import TracingOptions
 
@@ -23,9 +25,14 @@ class GatewayConfig:
     """The gateway's configuration."""
 
     host: str = option("127.0.0.1", "address the REST server listens on", group=_SERVER)
-    port: int = option(8000, "port of the REST server; 0 takes a free one", group=_SERVER)
+    port: int = option(
+        8000, "port of the REST server; 0 takes a free one", group=_SERVER, bounds=between(0, 65535)
+    )
     grpc_port: int = option(
-        8001, "port of the public gRPC API; 0 takes a free one, -1 turns it off", group=_SERVER
+        8001,
+        "port of the public gRPC API; 0 takes a free one, -1 turns it off",
+        group=_SERVER,
+        bounds=between(-1, 65535),
     )
     admin_address: str = option(
         "",
@@ -43,7 +50,7 @@ class GatewayConfig:
         "on", "serve the web page (chat, fleet and requests) at /", group=_SERVER
     )
     drain_timeout: float = option(
-        30.0, "seconds that open streams get after SIGTERM", group=_SERVER
+        30.0, "seconds that open streams get after SIGTERM", group=_SERVER, bounds=at_least(0)
     )
     log_level: Literal["debug", "info", "warning", "error"] = option(
         "info", "least severe log line shown", group=_SERVER
@@ -84,6 +91,7 @@ class GatewayConfig:
         0,
         "of how many workers of each address this gateway keeps sessions; default: all of them",
         group=_PEERS,
+        bounds=at_least(0),
     )
     gateway_id: str = option(
         "",
@@ -94,9 +102,13 @@ class GatewayConfig:
         3,
         "times a request may move to another worker, and likewise to another detokenizer",
         group=_PEERS,
+        bounds=at_least(0),
     )
     hold_timeout: float = option(
-        0.0, "seconds a new request waits for a worker when there is none", group=_PEERS
+        0.0,
+        "seconds a new request waits for a worker when there is none",
+        group=_PEERS,
+        bounds=at_least(0),
     )
     expect_models: tuple[str, ...] = option(
         (),
@@ -160,23 +172,33 @@ class GatewayConfig:
 
     otlp_endpoint: str = borrow(TracingOptions, "otlp_endpoint")
 
-    max_body_bytes: int = option(16 * 1024 * 1024, "largest request body", group=_LIMITS)
+    max_body_bytes: int = option(
+        16 * 1024 * 1024, "largest request body", group=_LIMITS, bounds=at_least(1)
+    )
     max_buffer_bytes: int = option(
-        1024 * 1024, "unsent text of one slow client before it is aborted", group=_LIMITS
+        1024 * 1024,
+        "unsent text of one slow client before it is aborted",
+        group=_LIMITS,
+        bounds=at_least(1),
     )
     unread_timeout: float = option(
         60.0,
         "seconds for which a client may take nothing of what is sent to it, REST or gRPC",
         group=_LIMITS,
+        bounds=above(0),
     )
     max_requests: int = option(
-        4096, "requests in flight before new ones are refused with 429", group=_LIMITS
+        4096,
+        "requests in flight before new ones are refused with 429",
+        group=_LIMITS,
+        bounds=at_least(1),
     )
     admission_queue: int = option(
         1024,
         "requests, each of their n choices counted, that may wait for a worker with room, for each"
         " model; more are refused with 429, 0 lets all wait at the workers",
         group=_LIMITS,
+        bounds=at_least(0),
     )
     tenant_weights: tuple[str, ...] = option(
         (),
@@ -184,37 +206,35 @@ class GatewayConfig:
         group=_LIMITS,
         metavar="NAME=N,...",
     )
-    max_json_depth: int = option(128, "deepest nesting of a request body", group=_LIMITS)
+    max_json_depth: int = option(
+        128, "deepest nesting of a request body", group=_LIMITS, bounds=at_least(1)
+    )
     max_header_bytes: int = option(
-        64 * 1024, "largest request line and headers, and gRPC metadata", group=_LIMITS
+        64 * 1024,
+        "largest request line and headers, and gRPC metadata",
+        group=_LIMITS,
+        bounds=at_least(1),
     )
     read_timeout: float = option(
-        60.0, "seconds in which a whole request must have arrived", group=_LIMITS
+        60.0, "seconds in which a whole request must have arrived", group=_LIMITS, bounds=above(0)
     )
     keep_alive_timeout: float = option(
-        75.0, "seconds that a REST connection may rest between requests", group=_LIMITS
+        75.0,
+        "seconds that a REST connection may rest between requests",
+        group=_LIMITS,
+        bounds=above(0),
     )
-    max_connections: int = option(10_000, "open REST connections", group=_LIMITS)
+    max_connections: int = option(
+        10_000, "open REST connections", group=_LIMITS, bounds=at_least(1)
+    )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ValueError(f"--port {self.port} is not a port: 0 to 65535")
-        if not -1 <= self.grpc_port <= 65535:
-            raise ValueError(f"--grpc-port {self.grpc_port} is not a port: -1 to 65535")
+        check_bounds(self)
         if self.port == self.grpc_port != 0:
             raise ValueError(f"--port and --grpc-port are both {self.port}")
         self.tls.check()
         self.peer_tls.check("--peer-tls", listens=False)
-        for name in ("max_worker_sessions", "admission_queue"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"--{name.replace('_', '-')} must not be negative")
         parse_weights(self.tenant_weights)
-        for name in ("max_json_depth", "max_header_bytes", "max_connections"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
-        for name in ("read_timeout", "keep_alive_timeout"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"--{name.replace('_', '-')} must be above 0")
 
     @property
     def tls(self) -> TlsFiles:
@@ -235,7 +255,7 @@ def parse_weights(texts: Sequence[str]) -> dict[str, float]:
     for text in texts:
         name, separator, number = text.rpartition("=")
         try:
-            weights[name] = float(number)
+            weights[name] = read_float(number)
         except ValueError:
             separator = ""
         if not separator or not 0 < weights[name] < math.inf:

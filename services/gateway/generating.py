@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from services.common.errors import InternalError, InvalidRequest, ShoalError
+from services.common.numerals import read_float
 from services.gateway.asgi import BodyLimits, header, read_body, while_connected
 from services.gateway.domain import Gateway
 from services.gateway.openai.answer import Answer, Parse, collect
@@ -131,7 +132,7 @@ def caller_of(scope: Scope) -> Caller:
 
 def _seconds(text: str) -> float:
     try:
-        seconds = float(text)
+        seconds = read_float(text)
     except ValueError:
         seconds = math.nan
     if not seconds > 0:

@@ -6,8 +6,6 @@ the vocabulary are the core's business. Field names are those of the REST API.
 
 from __future__ import annotations
 
-import math
-
 from services.common.errors import InvalidRequest
 from services.gateway.domain import (
     ChatPrompt,
@@ -31,6 +29,7 @@ MAX_TIMEOUT_SECONDS = 4_000_000  # what a deadline in 32 bits of milliseconds ca
 
 _MAX_UINT32 = 2**32 - 1
 _MAX_INT32 = 2**31 - 1
+_MAX_FACTOR = 1e30  # of a logit, which stays a 32-bit float; so does one over it
 _SEED_SPAN = 2**64
 
 
@@ -103,7 +102,7 @@ def _check_draw(sampling: Sampling) -> None:
         unsigned_seed(sampling.seed)
     _check_number("presence_penalty", sampling.presence_penalty, -2, 2)
     _check_number("frequency_penalty", sampling.frequency_penalty, -2, 2)
-    _check_above_zero("repetition_penalty", sampling.repetition_penalty, math.inf)
+    _check_above_zero("repetition_penalty", sampling.repetition_penalty, _MAX_FACTOR)
     if len(sampling.logit_bias) > MAX_LOGIT_BIASES:
         raise InvalidRequest(
             f"logit_bias may name at most {MAX_LOGIT_BIASES} tokens", param="logit_bias"
@@ -157,6 +156,7 @@ def _check_number(name: str, value: float, low: float, high: float) -> None:
 
 
 def _check_above_zero(name: str, value: float, high: float) -> None:
-    if not (0 < value <= high and math.isfinite(value)):
-        upto = "" if high == math.inf else f" and at most {high}"
-        raise InvalidRequest(f"{name} must be a number above 0{upto}", param=name)
+    if not 0 < value <= high:
+        raise InvalidRequest(f"{name} must be a number above 0 and at most {high:g}", param=name)
+    if value < 1 / _MAX_FACTOR:
+        raise InvalidRequest(f"{name} must be at least {1 / _MAX_FACTOR:g}", param=name)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from services.common.config import borrow, option
+from services.common.bounds import at_least
+from services.common.config import borrow, check_bounds, option
 from services.common.tls import TlsFiles, TlsOptions
 from services.common.tracing import TracingOptions
 
@@ -22,7 +23,9 @@ class TokenizerConfig:
         "where /livez, /readyz, /metrics and /loglevel are served over HTTP; default: nowhere",
         group="server",
     )
-    drain_timeout: float = option(30.0, "seconds that open work gets after SIGTERM", group="server")
+    drain_timeout: float = option(
+        30.0, "seconds that open work gets after SIGTERM", group="server", bounds=at_least(0)
+    )
     log_level: Literal["debug", "info", "warning", "error"] = option(
         "info", "least severe log line shown", group="server"
     )
@@ -41,7 +44,10 @@ class TokenizerConfig:
         group="model",
     )
     num_threads: int = option(
-        0, "threads that encode; default: one, and one more for long prompts", group="model"
+        0,
+        "threads that encode; default: one, and one more for long prompts",
+        group="model",
+        bounds=at_least(0),
     )
 
     otlp_endpoint: str = borrow(TracingOptions, "otlp_endpoint")
@@ -50,6 +56,7 @@ class TokenizerConfig:
     tls_ca: str = borrow(TlsOptions, "tls_ca")
 
     def __post_init__(self) -> None:
+        check_bounds(self)
         self.tls.check()
 
     @property

@@ -6,7 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
-from services.common.config import borrow, option
+from services.common.bounds import above, at_least, between
+from services.common.config import borrow, check_bounds, option
 from services.common.cores import available_cores
 from services.common.tls import TlsFiles, TlsOptions
 from services.common.tracing import TracingOptions
@@ -35,7 +36,7 @@ class WorkerConfig:
         group=_SERVER,
     )
     drain_timeout: float = option(
-        30.0, "seconds that running requests get after SIGTERM", group=_SERVER
+        30.0, "seconds that running requests get after SIGTERM", group=_SERVER, bounds=at_least(0)
     )
     drain: Literal["finish", "handoff"] = option(
         "finish",
@@ -64,7 +65,10 @@ class WorkerConfig:
         group=_MODEL,
     )
     fake_step_ms: float = option(
-        0.0, "with --engine fake: how long each step takes, in milliseconds", group=_MODEL
+        0.0,
+        "with --engine fake: how long each step takes, in milliseconds",
+        group=_MODEL,
+        bounds=at_least(0),
     )
     device: Literal["auto", "cpu", "cuda"] = option(
         "auto",
@@ -92,27 +96,37 @@ class WorkerConfig:
         False, "on a GPU, launch every kernel of a decode step anew", group=_MODEL
     )
     cuda_graph_max_batch: int = option(
-        256, "on a GPU, the largest decode batch that is a CUDA graph", group=_MODEL
+        256,
+        "on a GPU, the largest decode batch that is a CUDA graph",
+        group=_MODEL,
+        bounds=at_least(0),
     )
     max_model_len: int = option(
         0,
         "the most tokens of prompt and output together; default: the model's context, or what"
         " the KV pool holds if that is less",
         group=_MODEL,
+        bounds=at_least(0),
     )
 
     schedule: Literal["prefill-first", "decode-first", "mixed"] = option(
         "mixed", "what a batch is made of first", group=_SCHEDULE
     )
-    max_running_requests: int = option(256, "the most requests in a batch", group=_SCHEDULE)
+    max_running_requests: int = option(
+        256, "the most requests in a batch", group=_SCHEDULE, bounds=at_least(1)
+    )
     max_queue: int = option(
-        2048, "the most requests waiting; more are refused with 429", group=_SCHEDULE
+        2048,
+        "the most requests waiting; more are refused with 429",
+        group=_SCHEDULE,
+        bounds=at_least(1),
     )
     max_prefill_tokens: int = option(
         0,
         "the most prompt tokens in one batch; longer prompts are cut into chunks (default: 512,"
         " on a GPU 8192)",
         group=_SCHEDULE,
+        bounds=at_least(0),
     )
     disable_overlap: bool = option(
         False, "run scheduling and the model one after the other", group=_SCHEDULE
@@ -129,31 +143,44 @@ class WorkerConfig:
         2.0,
         "seconds of processor time that compiling a request's grammar may take",
         group=_SCHEDULE,
+        bounds=above(0),
     )
-    grammar_cache: int = option(256, "compiled grammars that are kept", group=_SCHEDULE)
+    grammar_cache: int = option(
+        256, "compiled grammars that are kept", group=_SCHEDULE, bounds=at_least(1)
+    )
 
     cache: Literal["radix", "none"] = option(
         "radix", "radix shares the KV of common prefixes; none does not", group=_CACHE
     )
-    page_size: int = option(16, "tokens a KV page: a power of two, 1 to 64", group=_CACHE)
+    page_size: int = option(
+        16, "tokens a KV page: a power of two", group=_CACHE, bounds=between(1, 64)
+    )
     num_pages: int = option(
         0,
         "KV pages; default: what a quarter of the memory holds, at most 4 GiB; on a GPU what"
         " --memory-ratio leaves",
         group=_CACHE,
+        bounds=at_least(0),
     )
     memory_ratio: float = option(
         0.9,
         "share of a GPU's free memory for weights, activations, CUDA graphs and KV together",
         group=_CACHE,
+        bounds=above(0, 1),
     )
 
-    tp: int = option(1, "tensor-parallel ranks", group=_PARALLEL)
+    tp: int = option(1, "tensor-parallel ranks", group=_PARALLEL, bounds=at_least(1))
     nnodes: int = option(
-        1, "hosts that share the tensor-parallel ranks evenly; each runs a worker", group=_PARALLEL
+        1,
+        "hosts that share the tensor-parallel ranks evenly; each runs a worker",
+        group=_PARALLEL,
+        bounds=at_least(1),
     )
     node_rank: int = option(
-        0, "which of the hosts this is: 0 serves, the others only compute", group=_PARALLEL
+        0,
+        "which of the hosts this is: 0 serves, the others only compute",
+        group=_PARALLEL,
+        bounds=at_least(0),
     )
     rendezvous: str = option(
         "", "with --nnodes: where host 0 is reached by the others, host:port", group=_PARALLEL
@@ -162,7 +189,10 @@ class WorkerConfig:
         False, "for debugging: compare what the ranks compute after each step", group=_PARALLEL
     )
     num_threads: int = option(
-        0, "CPU threads a rank; default: all cores divided by the ranks", group=_PARALLEL
+        0,
+        "CPU threads a rank; default: all cores divided by the ranks",
+        group=_PARALLEL,
+        bounds=at_least(0),
     )
 
     otlp_endpoint: str = borrow(TracingOptions, "otlp_endpoint")
@@ -171,17 +201,11 @@ class WorkerConfig:
     tls_ca: str = borrow(TlsOptions, "tls_ca")
 
     def __post_init__(self) -> None:
+        check_bounds(self)
         self._check_nodes()
         self.tls.check()
         if self.page_size not in (1, 2, 4, 8, 16, 32, 64):
-            raise ValueError(f"--page-size {self.page_size} is not a power of two from 1 to 64")
-        for name in ("max_running_requests", "max_queue", "grammar_cache", "tp"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
-        if self.grammar_timeout <= 0:
-            raise ValueError("--grammar-timeout must be above 0")
-        if not 0 < self.memory_ratio <= 1:
-            raise ValueError("--memory-ratio must be above 0 and at most 1")
+            raise ValueError(f"--page-size {self.page_size} is not a power of two")
         if self.device == "cpu" and self.attention_backend == "flashinfer":
             raise ValueError("--attention-backend flashinfer needs --device cuda")
         if self.device == "cuda" and self.attention_backend == "cpu":
@@ -190,15 +214,6 @@ class WorkerConfig:
             raise ValueError("--quantization is for --device cpu")
         if self.device == "cuda" and self.deterministic:
             raise ValueError("--deterministic is for --device cpu")
-        for name in (
-            "num_pages",
-            "max_model_len",
-            "max_prefill_tokens",
-            "num_threads",
-            "cuda_graph_max_batch",
-        ):
-            if getattr(self, name) < 0:
-                raise ValueError(f"--{name.replace('_', '-')} must not be negative")
 
     @property
     def tls(self) -> TlsFiles:
@@ -206,9 +221,9 @@ class WorkerConfig:
         return TlsFiles(self.tls_cert, self.tls_key, self.tls_ca)
 
     def _check_nodes(self) -> None:
-        if self.nnodes < 1 or self.tp % self.nnodes:
+        if self.tp % self.nnodes:
             raise ValueError(f"--tp {self.tp} cannot be shared by --nnodes {self.nnodes} hosts")
-        if not 0 <= self.node_rank < self.nnodes:
+        if self.node_rank >= self.nnodes:
             raise ValueError(f"--node-rank {self.node_rank} is not one of --nnodes {self.nnodes}")
         if self.nnodes > 1 and not self.rendezvous.rpartition(":")[2].isdigit():
             raise ValueError("--nnodes needs --rendezvous host:port")

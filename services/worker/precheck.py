@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.common.errors import StartupError
 from services.common.model_files import find_local, read_metadata
 from services.worker.config import WorkerConfig
 from services.worker.layers.shares import Shares
@@ -24,8 +23,6 @@ def check(config: WorkerConfig, *, memory: int | None = None, devices: Path = Pa
     `memory` are the bytes that this machine lets a process use; found out if not given.
     """
     if config.engine == "fake":
-        if config.fake_step_ms < 0:
-            raise StartupError("--fake-step-ms must be a number of milliseconds from 0 on")
         return
     files = find_local(config.model)
     if files is None:

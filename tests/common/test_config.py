@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,7 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.client.bench.config import BenchConfig
 from services.client.chat.config import ChatConfig
+from services.client.doctor.config import DoctorConfig
+from services.client.top.config import TopConfig
+from services.common.bounds import Bounds, above, at_least, between
 from services.common.config import (
     borrow,
     build_parser,
@@ -25,6 +30,7 @@ from services.common.config import (
     to_argv,
 )
 from services.fleet.config import FleetConfig
+from services.fleet.planner.config import PlanConfig
 from services.gateway.config import GatewayConfig
 from services.tokenizer.config import TokenizerConfig
 from services.worker.config import WorkerConfig
@@ -37,17 +43,13 @@ class Sample:
     """One field of every kind."""
 
     text: str = option("", "some text", group="first")
-    size: int = option(4, "a size", group="first")
+    size: int = option(4, "a size", group="first", bounds=at_least(0))
     ratio: float = option(0.5, "a ratio: 50% or so", group="second")
     limit: float | None = option(None, "maybe a limit", group="second")
     fast: bool = option(False, "go fast", group="second")
     safe: bool = option(True, "be safe", group="second")
     kind: Literal["a", "b"] = option("a", "which kind", group="second")
     names: tuple[str, ...] = option((), "names, comma-separated", metavar="NAME,...")
-
-    def __post_init__(self) -> None:
-        if self.size < 0:
-            raise ValueError("--size must not be negative")
 
 
 def read(cls: type[Any], *argv: str) -> Any:
@@ -91,6 +93,47 @@ def test_every_option_has_a_help_text_with_its_default(cls: type[Any]) -> None:
             assert f"(default:{field.default})" in text, field.name
 
 
+@pytest.mark.parametrize("cls", [*CONFIGS, BenchConfig, DoctorConfig, PlanConfig, TopConfig])
+def test_every_number_has_bounds_which_its_default_keeps(cls: type[Any]) -> None:
+    hints = typing.get_type_hints(cls)
+    for field in options(cls):
+        if {int, float} & {hints[field.name], *typing.get_args(hints[field.name])}:
+            bounds = field.metadata["bounds"]
+            assert bounds is not None, field.name
+            assert field.default is None or bounds.hold(field.default)
+
+
+def test_the_help_tells_bounds_and_a_mistake_repeats_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert (
+        "a size; at least 0 (default: 4)"
+        in build_parser(Sample, prog="p", description="d").format_help()
+    )
+    for value in ("0", "-1", "1e308", "inf"):
+        with pytest.raises(SystemExit, match="2"):
+            parse(WorkerConfig, [f"--memory-ratio={value}"], prog="p", description="d")
+        said = f"--memory-ratio {float(value)} is out of range: above 0 and at most 1"
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("bounds", "text", "inside", "outside"),
+    [
+        (at_least(1), "at least 1", (1, 1e9), (0, math.inf)),
+        (above(0), "above 0", (0.1,), (0, -1, math.inf)),
+        (above(0, math.inf), "above 0", (0.1, math.inf), (0, math.nan)),
+        (between(-1, 65535), "-1 to 65535", (-1, 65535), (-2, 65536)),
+    ],
+)
+def test_bounds(
+    bounds: Bounds, text: str, inside: tuple[float, ...], outside: tuple[float, ...]
+) -> None:
+    assert str(bounds) == text
+    assert all(bounds.hold(value) for value in inside)
+    assert not any(bounds.hold(value) for value in outside)
+
+
 def test_the_environment_fills_gaps_and_a_flag_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"size": "7", "fast": "yes", "kind": "b", "names": "x, y", "limit": "2"}
     for name, value in values.items():
@@ -106,7 +149,7 @@ def test_the_environment_fills_gaps_and_a_flag_wins(monkeypatch: pytest.MonkeyPa
         ("size", "big", "environment variable SHOAL_SIZE: "),
         ("fast", "perhaps", "SHOAL_FAST: 'perhaps' is not a boolean; say true or false"),
         ("kind", "c", "SHOAL_KIND: choose from a, b"),
-        ("size", "-1", "--size must not be negative"),
+        ("size", "-1", "--size -1 is out of range: at least 0"),
     ],
 )
 def test_a_bad_variable_is_one_sentence(
@@ -127,7 +170,7 @@ def test_a_bad_variable_is_one_sentence(
     ("argv", "sentence"),
     [
         (["--size", "big"], "argument --size: 'big' is not a whole number"),
-        (["--size=-2"], "--size must not be negative"),
+        (["--size=-2"], "--size -2 is out of range: at least 0"),
         (["--kind", "c"], "argument --kind: invalid choice: 'c'"),
         (["--siz", "3"], "unrecognized arguments: --siz 3"),
         (["stray"], "unrecognized arguments: stray"),

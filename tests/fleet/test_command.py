@@ -50,7 +50,7 @@ def test_each_command_has_help(capsys: pytest.CaptureFixture[str], name: str) ->
     ("argv", "sentence"),
     [
         (["sreve"], "shoal: there is no command 'sreve'; choose from serve, chat,"),
-        (["serve", "--workers", "0"], "shoal serve: --workers must be at least 1"),
+        (["serve", "--workers", "0"], "shoal serve: --workers 0 is out of range: at least 1"),
         (["serve", "--port", "none"], "shoal serve: argument --port: 'none' is not"),
         (["chat", "--url", "here"], "shoal chat: --url 'here' does not start with http"),
     ],

@@ -145,13 +145,13 @@ def test_services_do_not_read_the_fleets_own_variables() -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"workers": 0}, "--workers must be at least 1"),
-        ({"detokenizers": -1}, "--detokenizers must be at least 0"),
-        ({"port": 70000}, "--port 70000 is not a port"),
+        ({"workers": 0}, "--workers 0 is out of range: at least 1"),
+        ({"detokenizers": -1}, "--detokenizers -1 is out of range: at least 0"),
+        ({"port": 70000}, "--port 70000 is out of range: 0 to 65535"),
         ({"port": 9, "grpc_port": 9}, "both 9"),
         ({"page_size": 3}, "--page-size 3"),
-        ({"tp": 0}, "--tp must be at least 1"),
-        ({"drain_timeout": -1.0}, "must not be negative"),
+        ({"tp": 0}, "--tp 0 is out of range: at least 1"),
+        ({"drain_timeout": -1.0}, "--drain-timeout -1.0 is out of range: at least 0"),
         ({"tls_cert": "c"}, "--tls-cert and --tls-key need each other"),
         ({"tls_ca": "c"}, "--tls-ca needs --tls-cert"),
     ],

@@ -38,7 +38,7 @@ def sampled(**fields: Any) -> GenerationRequest:
         ("min_p", [0.0, 1.0], [-0.1, 1.1, math.nan]),
         ("presence_penalty", [-2.0, 2.0], [-2.1, 2.1, math.nan]),
         ("frequency_penalty", [-2.0, 2.0], [-2.1, 2.1, math.nan]),
-        ("repetition_penalty", [0.1, 1.0, 5.0], [0.0, -1.0, math.inf, math.nan]),
+        ("repetition_penalty", [0.1, 5.0, 1e30], [0.0, -1.0, math.inf, math.nan, 1e308, 1e-300]),
         ("seed", [0, 2**64 - 1, -(2**63)], [2**64, -(2**63) - 1, 10**40]),
         ("max_tokens", [1, 2**31 - 1, None], [0, -1, 10**40]),
         ("min_tokens", [0, 7], [-1, 10**40]),

@@ -44,9 +44,3 @@ def test_weights_that_no_memory_holds_are_refused_with_the_numbers(tmp_path: Pat
 )
 def test_what_may_work_is_left_to_the_ranks(config: WorkerConfig) -> None:
     check(config)
-
-
-def test_a_fake_step_takes_no_negative_time() -> None:
-    check(WorkerConfig(engine="fake", fake_step_ms=0.0))
-    with pytest.raises(StartupError, match="--fake-step-ms"):
-        check(WorkerConfig(engine="fake", fake_step_ms=-3.0))

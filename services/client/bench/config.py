@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from services.client.endpoint import EndpointOptions, check_headers, check_url
-from services.common.config import borrow, option
+from services.common.bounds import above, at_least, between
+from services.common.config import borrow, check_bounds, option
+from services.common.numerals import read_float
 
 _LOAD = "load"
 _DATA = "data"
@@ -33,28 +35,37 @@ class BenchConfig:
     tls_ca: str = borrow(EndpointOptions, "tls_ca")
     model: str = option("", "model to ask; default: the first one served", group="server")
 
-    num_prompts: int = option(100, "requests in a run, each turn being one", group=_LOAD)
+    num_prompts: int = option(
+        100, "requests in a run, each turn being one", group=_LOAD, bounds=at_least(1)
+    )
     concurrency: int | None = option(
         None,
         "requests in flight: a closed loop, each sends its next as soon as it is answered; with"
         " --request-rate, the most at once (default: 8 in a closed loop, else no limit)",
         group=_LOAD,
+        bounds=at_least(1),
     )
     request_rate: float | None = option(
         None,
         "open loop: requests a second, sent by the clock whether or not others are answered;"
         " inf: all at once. Default: a closed loop, or the times in a trace",
         group=_LOAD,
+        bounds=above(0, math.inf),
     )
     burstiness: float = option(
         1.0,
         "shape of the gamma distribution of the times between requests: 1 is Poisson, less is"
         " burstier, more is steadier",
         group=_LOAD,
+        bounds=above(0),
     )
-    trace_speed: float = option(1.0, "how many times faster a trace is played", group=_LOAD)
-    warmup: int = option(2, "requests before the measured ones", group=_LOAD)
-    seed: int = option(0, "of the prompts and of the times; default: 0", group=_LOAD)
+    trace_speed: float = option(
+        1.0, "how many times faster a trace is played", group=_LOAD, bounds=above(0)
+    )
+    warmup: int = option(2, "requests before the measured ones", group=_LOAD, bounds=at_least(0))
+    seed: int = option(
+        0, "of the prompts and of the times; default: 0", group=_LOAD, bounds=at_least(0)
+    )
     sweep_rates: tuple[str, ...] = option(
         (), "several runs, one for each of these --request-rate", group=_LOAD, metavar="RATES"
     )
@@ -72,27 +83,35 @@ class BenchConfig:
         group=_DATA,
     )
     dataset_path: str = option("", "file of the data set", group=_DATA, metavar="FILE")
-    input_len: int = option(256, "tokens a prompt, without its prefix", group=_DATA)
+    input_len: int = option(
+        256, "tokens a prompt, without its prefix", group=_DATA, bounds=at_least(1)
+    )
     output_len: int | None = option(
         None,
         "the most tokens of an answer (default: 64, or as long as in the data set)",
         group=_DATA,
+        bounds=at_least(1),
     )
     range_ratio: float = option(
         0.0,
         "lengths are drawn evenly from (1 - r) to (1 + r) of the asked; default: 0, always as"
         " asked",
         group=_DATA,
+        bounds=between(0, 1),
     )
     prefix_len: int | None = option(
         None,
         "tokens before each prompt that others share (default: 256 for shared-prefix, else 0)",
         group=_DATA,
+        bounds=at_least(0),
     )
-    num_prefixes: int = option(4, "different prefixes", group=_DATA)
-    turns: int = option(4, "turns of a conversation of multi-turn", group=_DATA)
+    num_prefixes: int = option(4, "different prefixes", group=_DATA, bounds=at_least(1))
+    turns: int = option(4, "turns of a conversation of multi-turn", group=_DATA, bounds=at_least(1))
     think_time: float = option(
-        0.0, "seconds between an answer and the next turn; default: 0", group=_DATA
+        0.0,
+        "seconds between an answer and the next turn; default: 0",
+        group=_DATA,
+        bounds=at_least(0),
     )
     tokenizer: str = option(
         "",
@@ -110,7 +129,9 @@ class BenchConfig:
         "have the model go on to the asked length (servers that do not know the field may refuse)",
         group=_REQUEST,
     )
-    temperature: float | None = option(None, "0 is greedy; default: the server's", group=_REQUEST)
+    temperature: float | None = option(
+        None, "0 is greedy; default: the server's", group=_REQUEST, bounds=at_least(0)
+    )
     extra_body: str = option(
         "", "more fields of each request, as a JSON object", group=_REQUEST, metavar="JSON"
     )
@@ -119,7 +140,9 @@ class BenchConfig:
         "ask for the server's token counts (stream_options); without, events with text are counted",
         group=_REQUEST,
     )
-    timeout: float = option(600.0, "seconds until a request counts as failed", group=_REQUEST)
+    timeout: float = option(
+        600.0, "seconds until a request counts as failed", group=_REQUEST, bounds=above(0)
+    )
 
     goodput: tuple[str, ...] = option(
         (),
@@ -149,14 +172,8 @@ class BenchConfig:
     def __post_init__(self) -> None:
         check_url(self.url)
         check_headers(self.header)
-        _at_least(self, 1, "num_prompts", "concurrency", "input_len", "output_len", "turns")
-        _at_least(self, 1, "num_prefixes")
-        _at_least(self, 0, "warmup", "prefix_len", "think_time", "seed")
-        for name in ("request_rate", "burstiness", "trace_speed", "timeout"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"--{name.replace('_', '-')} must be more than 0")
-        if not 0 <= self.range_ratio < 1:
+        check_bounds(self)
+        if self.range_ratio == 1:
             raise ValueError("--range-ratio must be from 0 up to, but not including, 1")
         self._check_data()
         if self.sweep_rates and self.sweep_concurrency:
@@ -215,13 +232,6 @@ class BenchConfig:
         return value
 
 
-def _at_least(config: BenchConfig, least: int, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and value < least:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least {least}")
-
-
 def _positive(flag: str, text: str) -> float:
     value = _number(flag, text)
     if value <= 0:
@@ -231,7 +241,7 @@ def _positive(flag: str, text: str) -> float:
 
 def _number(flag: str, text: str) -> float:
     try:
-        value = float(text)
+        value = read_float(text)
     except ValueError:
         raise ValueError(f"{flag}: {text!r} is not a number")
     if math.isnan(value):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.client.endpoint import DEFAULT_URL, EndpointOptions, check_headers, check_url
-from services.common.config import borrow, option
+from services.common.bounds import at_least, between
+from services.common.config import borrow, check_bounds, option
 
 _GROUP = "conversation"
 
@@ -32,16 +33,18 @@ class ChatConfig:
     tls_ca: str = borrow(EndpointOptions, "tls_ca")
 
     system: str = option("", "system message of the conversation", group=_GROUP)
-    temperature: float | None = option(None, "0 is greedy; default: the server's", group=_GROUP)
+    temperature: float | None = option(
+        None, "0 is greedy; default: the server's", group=_GROUP, bounds=between(0, 2)
+    )
     max_tokens: int | None = option(
-        None, "the most tokens of an answer; default: the server's", group=_GROUP
+        None,
+        "the most tokens of an answer; default: the server's",
+        group=_GROUP,
+        bounds=at_least(1),
     )
     prompt: str = option("", "ask this once, print the answer and leave", group=_GROUP)
 
     def __post_init__(self) -> None:
         check_url(self.url or DEFAULT_URL)
         check_headers(self.header)
-        if self.temperature is not None and not 0 <= self.temperature <= 2:
-            raise ValueError("--temperature must be from 0 to 2")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise ValueError("--max-tokens must be at least 1")
+        check_bounds(self)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.client.endpoint import EndpointOptions, check_headers, check_url
-from services.common.config import borrow, option
+from services.common.bounds import above
+from services.common.config import borrow, check_bounds, option
 from services.common.tls import TlsFiles
 from services.gateway.config import GatewayConfig
 from services.worker.config import WorkerConfig
@@ -43,7 +44,11 @@ class DoctorConfig:
     peer_tls_ca: str = borrow(GatewayConfig, "peer_tls_ca")
     peer_tls_server_name: str = borrow(GatewayConfig, "peer_tls_server_name")
     timeout: float = option(
-        5.0, "seconds that each instance gets to answer", group=_FLEET, metavar="SECONDS"
+        5.0,
+        "seconds that each instance gets to answer",
+        group=_FLEET,
+        metavar="SECONDS",
+        bounds=above(0),
     )
 
     json: bool = option(False, "print the findings as JSON", group="output")
@@ -53,8 +58,7 @@ class DoctorConfig:
         if self.url:
             check_url(self.url)
         check_headers(self.header)
-        if self.timeout <= 0:
-            raise ValueError("--timeout must be above 0")
+        check_bounds(self)
 
     @property
     def peer_tls(self) -> TlsFiles:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from services.client.endpoint import EndpointOptions, check_headers, check_url
-from services.common.config import borrow, option
+from services.common.bounds import at_least
+from services.common.config import borrow, check_bounds, option
 
 ServiceFilter = Literal["all", "worker", "tokenizer", "detokenizer"]
 SortKey = Literal["service", "state", "open", "running", "waiting", "pages", "hits", "out", "busy"]
@@ -25,7 +26,9 @@ class TopConfig:
     header: tuple[str, ...] = borrow(EndpointOptions, "header")
     tls_ca: str = borrow(EndpointOptions, "tls_ca")
 
-    interval: float = option(1.0, "seconds between two looks at the fleet", group=_VIEW)
+    interval: float = option(
+        1.0, "seconds between two looks at the fleet", group=_VIEW, bounds=at_least(0.1)
+    )
     service: str = option(
         "all", "show the instances of this service alone", group=_VIEW, choices=SERVICE_FILTERS
     )
@@ -47,5 +50,4 @@ class TopConfig:
     def __post_init__(self) -> None:
         check_url(self.url)
         check_headers(self.header)
-        if not self.interval >= 0.1:
-            raise ValueError("--interval must be at least 0.1 seconds")
+        check_bounds(self)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.common.config import borrow, option, share
+from services.common.bounds import at_least
+from services.common.config import borrow, check_bounds, option, share
 from services.fleet.planner.gpus import CPU, GPUS
 from services.worker.config import WorkerConfig
 
@@ -33,6 +34,7 @@ class PlanConfig:
         "GiB that are free on each GPU, or that a process may use of a machine without; default:"
         " the GPU's, or this machine's",
         group=_WHERE,
+        bounds=at_least(0),
     )
     tp: int = borrow(WorkerConfig, "tp", group=_WHERE)
 
@@ -41,6 +43,7 @@ class PlanConfig:
         "tokens of prompt and output of a request, to say how many fit; default: some lengths up"
         " to the model's context",
         group="requests",
+        bounds=at_least(0),
     )
     max_running_requests: int = borrow(WorkerConfig, "max_running_requests")
     max_prefill_tokens: int = borrow(WorkerConfig, "max_prefill_tokens")
@@ -53,10 +56,7 @@ class PlanConfig:
     helm: bool = option(False, "print values for the Helm chart, as YAML", group=_OUTPUT)
 
     def __post_init__(self) -> None:
-        if self.memory_gib < 0:
-            raise ValueError("--memory-gib must not be negative")
-        if self.context < 0:
-            raise ValueError("--context must not be negative")
+        check_bounds(self)
         if self.json and self.helm:
             raise ValueError("--json and --helm are two forms: choose one")
         self.worker()

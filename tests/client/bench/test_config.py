@@ -34,9 +34,9 @@ def test_a_sweep_is_a_list_of_rates() -> None:
     [
         (["--goodput", "speed:3"], "--goodput 'speed:3' is not METRIC:MS with METRIC of ttft"),
         (["--goodput", "ttft:x"], "--goodput: 'x' is not a number"),
-        (["--request-rate", "0"], "--request-rate must be more than 0"),
+        (["--request-rate", "0"], "--request-rate 0.0 is out of range: above 0"),
         (["--burstiness", "nan"], "--burstiness: 'nan' is not a number"),
-        (["--concurrency", "0"], "--concurrency must be at least 1"),
+        (["--concurrency", "0"], "--concurrency 0 is out of range: at least 1"),
         (["--range-ratio", "1"], "--range-ratio must be from 0"),
         (["--dataset-name", "mooncake"], "--dataset-name mooncake needs a --dataset-path"),
         (["--dataset-path", "x"], "--dataset-name random takes no --dataset-path"),
