@@ -12,7 +12,10 @@ _MIXED_RUN = 16  # mixed: batches with prompts before one decodes alone, which m
 # mixed: of a decode step's time, which a chunk may add to it. With all of it the longest of many
 # gaps, which steps of uneven length decide, would be more than twice as long as before.
 _PREFILL_SHARE = 0.8
-_LEAST_SHARE = 0.25  # of it in any case, so that no prompt starves
+_LEAST_SHARE = 0.35  # of it in any case, so that no prompt starves
+# Fewer tokens than this cost nearly as much, since a chunk reads all keys before it: less would
+# make a token look dearer, and the next chunk smaller still.
+_LEAST_CHUNK = 6
 _PROMPT_WEIGHT = 2.0  # mixed: of a request that waits for its first token, a stream's being 1
 
 
@@ -77,7 +80,7 @@ class Policy:
         if self._mixed_run > _MIXED_RUN:
             self._mixed_run = 0
             return 0
-        return min(max(fitting, 1), most)
+        return min(max(fitting, _LEAST_CHUNK), most)
 
     def _calm_share(self, num_decode: int, decode: float) -> float:
         """Of a decode step's time, what prompts may add to it.
