@@ -1,7 +1,8 @@
 """Builds the images with buildah and runs them with podman, in containers without an init system.
 
 SHOAL_TEST_BASE_IMAGE names a base image where the Dockerfile's own cannot be pulled, and
-SHOAL_TEST_WHEELS a directory of wheels for what the package index lacks (torch for CPUs).
+SHOAL_TEST_WHEELS a directory laid out as a package index for what pip's own lacks: torch for CPUs,
+in torch/ beside an index.html that links to the wheel, since pip lists no directories.
 """
 
 from __future__ import annotations
