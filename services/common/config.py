@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 import os
-import types
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn, TypeVar
 
 from services import __version__
 from services.common.bounds import Bounds
-from services.common.numerals import read_float, read_int
+from services.common.flag_values import converter, joined, whole
 
 T = TypeVar("T")
 
@@ -125,7 +123,7 @@ def from_namespace(cls: type[T], parser: argparse.ArgumentParser, args: argparse
     for field in options(cls):
         if hasattr(args, field.name):
             given = getattr(args, field.name)
-            values[field.name] = _joined(given) if isinstance(given, list) else given
+            values[field.name] = joined(given) if isinstance(given, list) else given
             continue
         name = env_name(field.name)
         text = os.environ.get(name)
@@ -225,70 +223,8 @@ def _choices(field: dataclasses.Field[Any], hint: Any) -> tuple[str, ...] | None
     return tuple(choices) if choices else None
 
 
-def _converter(hint: Any) -> Callable[[str], Any]:
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        (inner,) = [arg for arg in typing.get_args(hint) if arg is not type(None)]
-        return _converter(inner)
-    if origin is Literal:
-        return str
-    if origin is tuple:
-        return _split
-    if hint is bool:
-        return _boolean
-    if hint is int:
-        return _integer
-    if hint is float:
-        return _number
-    if hint is str:
-        return str
-    raise TypeError(f"no command-line form for {hint}")
-
-
 def _converter_of(field: dataclasses.Field[Any], hint: Any) -> Callable[[str], Any]:
-    return _converter(hint) if field.metadata["commas"] else _whole
-
-
-def _joined(given: Iterable[Any]) -> tuple[str, ...]:
-    """What a repeated flag was given: texts, in tuples or lists of tuples."""
-    texts: list[str] = []
-    for item in given:
-        texts.extend([item] if isinstance(item, str) else _joined(item))
-    return tuple(texts)
-
-
-def _whole(text: str) -> tuple[str, ...]:
-    return (text,)
-
-
-def _split(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def _integer(text: str) -> int:
-    try:
-        return read_int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-
-
-def _number(text: str) -> float:
-    try:
-        number = read_float(text)
-    except ValueError:
-        number = math.nan
-    if math.isnan(number):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-    return number
-
-
-def _boolean(text: str) -> bool:
-    lowered = text.strip().lower()
-    if lowered in ("1", "true", "yes", "on"):
-        return True
-    if lowered in ("0", "false", "no", "off", ""):
-        return False
-    raise ValueError(f"{text!r} is not a boolean; say true or false")
+    return converter(hint) if field.metadata["commas"] else whole
 
 
 class _Parser(argparse.ArgumentParser):

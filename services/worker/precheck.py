@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.common.model_files import find_local, read_metadata
+from services.common.model_files import find_local
+from services.common.model_metadata import read_metadata
 from services.worker.config import WorkerConfig
 from services.worker.layers.shares import Shares
 from services.worker.models import config as model_config

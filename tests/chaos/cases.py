@@ -7,7 +7,7 @@ import string
 from dataclasses import dataclass
 from typing import Any
 
-from services.common.model_files import BYTE_BOS, BYTE_EOS
+from services.common.model_metadata import BYTE_BOS, BYTE_EOS
 from tests.chaos.client import Answer, Manner
 from tests.chaos.oracle import Expected, expect
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.common.model_files import BYTE_EOS
+from services.common.model_metadata import BYTE_EOS
 
 _MASK = (1 << 64) - 1
 _A = 0x9E3779B97F4A7C15

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.common.model_files import BYTE_EOS
+from services.common.model_metadata import BYTE_EOS
 from services.worker.engine.fake import allowed_ids, fake_tokens
 from tests.chaos.oracle import expect, tokens_and_scores
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from services.common.errors import StartupError
-from services.common.model_files import ModelFiles, read_metadata, resolve
+from services.common.model_files import ModelFiles, resolve
+from services.common.model_metadata import read_metadata
 
 
 def write_directory(path: Path, **files: Any) -> Path:

@@ -14,7 +14,8 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from services.common.errors import InvalidRequest, TooLarge
-from services.common.model_files import ModelFiles, ModelMetadata
+from services.common.model_files import ModelFiles
+from services.common.model_metadata import ModelMetadata
 from services.common.text.vocabulary import Vocabulary, build_vocabulary
 from services.tokenizer.chat_template import Conversation
 from services.tokenizer.control import control_tokens

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from services.client.doctor.finding import Finding, ok, problem, warning
 from services.common import gguf_header, safetensors_header
 from services.common.errors import InvalidRequest, StartupError
-from services.common.model_files import ModelFiles, find_cached, read_metadata
+from services.common.model_files import ModelFiles, find_cached
+from services.common.model_metadata import read_metadata
 from services.worker.models import config as model_config
 from services.worker.sizing.pool import gib
 

@@ -18,14 +18,12 @@ from tokenizers.processors import TemplateProcessing
 
 from services.common.errors import StartupError
 from services.common.gguf_header import GgufHeader, read_header
-from services.common.model_files import (
+from services.common.model_files import ModelFiles, Progress, resolve
+from services.common.model_metadata import (
     BYTE_SPECIAL_TOKENS,
-    ModelFiles,
     ModelMetadata,
-    Progress,
     read_json,
     read_metadata,
-    resolve,
     token_text,
 )
 from services.common.text.byte_level import byte_alphabet

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.common.errors import StartupError
-from services.common.model_files import ModelFiles, find_cached, find_local, read_metadata
+from services.common.model_files import ModelFiles, find_cached, find_local
+from services.common.model_metadata import read_metadata
 from services.common.safetensors_header import read_header, weight_files
 from services.fleet.planner.config import PlanConfig
 from services.fleet.planner.gpus import CPU, free_bytes

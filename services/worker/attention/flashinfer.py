@@ -27,6 +27,7 @@ from services.worker.attention.flashinfer_limits import (
     check_kernels,
 )
 from services.worker.attention.flashinfer_plan import PagedRows, StepPlan, use_tensor_cores
+from services.worker.attention.graph_buffers import GraphBuffers
 from services.worker.attention.pool import KvPool
 from services.worker.layers.transfer import Fence, pack
 
@@ -238,32 +239,6 @@ class FlashInferPlan:
     ) -> torch.Tensor:
         pages = self._backend.append(layer, k, v, self._places)
         return self._backend.attend(q, pages, self._num_decode)
-
-
-@dataclass(frozen=True, slots=True)
-class GraphBuffers:
-    """Device memory whose addresses captured graphs hold; the sizes of graphs share it."""
-
-    kv_indptr: torch.Tensor  # [rows + 1]
-    kv_indices: torch.Tensor  # [rows * pages of a whole context]
-    last_page_len: torch.Tensor  # [rows]
-    positions: torch.Tensor  # [rows]
-    token_rows: torch.Tensor  # [rows]: 0, 1, 2, ...
-
-    @classmethod
-    def allocate(cls, num_rows: int, num_indices: int, device: torch.device) -> GraphBuffers:
-        """Buffers for graphs of up to `num_rows` rows with `num_indices` pages in all."""
-
-        def zeros(size: int) -> torch.Tensor:
-            return torch.zeros(size, dtype=torch.int32, device=device)
-
-        return cls(
-            kv_indptr=zeros(num_rows + 1),
-            kv_indices=zeros(num_indices),
-            last_page_len=zeros(num_rows),
-            positions=zeros(num_rows),
-            token_rows=torch.arange(num_rows, dtype=torch.int32, device=device),
-        )
 
 
 class FlashInferGraphPlan:

@@ -27,7 +27,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.common.model_files import Progress, read_metadata, resolve
+from services.common.model_files import Progress, resolve
+from services.common.model_metadata import read_metadata
 from services.worker.config import WorkerConfig
 from services.worker.core import (
     Admission,

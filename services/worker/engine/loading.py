@@ -12,7 +12,8 @@ import torch
 
 from services.common.errors import StartupError
 from services.common.gguf_header import read_header
-from services.common.model_files import ModelFiles, read_metadata, resolve
+from services.common.model_files import ModelFiles, resolve
+from services.common.model_metadata import read_metadata
 from services.worker.config import WorkerConfig
 from services.worker.core import EngineInfo
 from services.worker.engine.building import RunnerBuilder

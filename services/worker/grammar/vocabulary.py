@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from services.common.errors import StartupError, Unsupported
-from services.common.model_files import ModelMetadata
+from services.common.model_metadata import ModelMetadata
 from services.common.text.library_pieces import LibraryPieces
 from services.common.text.pieces import Pieces, build_pieces
 from services.common.text.vocabulary import Vocabulary, build_vocabulary

@@ -11,7 +11,8 @@ from typing import Any, cast
 
 from services.common.errors import StartupError
 from services.common.gguf_header import GgufHeader, read_header
-from services.common.model_files import ModelFiles, read_json
+from services.common.model_files import ModelFiles
+from services.common.model_metadata import read_json
 from services.worker.layers.rope_config import ROPE_TYPES, RopeConfig, RopeType
 
 ARCHITECTURES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Literal
 
-from services.common.model_files import ModelMetadata
+from services.common.model_metadata import ModelMetadata
 from services.worker.config import WorkerConfig
 from services.worker.models.config import ModelConfig
 
