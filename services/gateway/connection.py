@@ -140,6 +140,8 @@ class GuardedConnection(HttpToolsProtocol):
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before:  # it reads the scope in a task that has not begun
+            if not self.cycle.keep_alive:
+                self.cycle.transport = _LastAnswer(self)  # type: ignore[assignment]
             link = Link(self.cycle)
             self._unanswered = [*(one for one in self._unanswered if not one.answered), link]
             self.scope["extensions"] = {LINK: {"link": link}}
@@ -211,6 +213,20 @@ class GuardedConnection(HttpToolsProtocol):
             + b"content-length: %d\r\n\r\n" % len(body)
             + body
         )
+        self._hang_up()
+
+    def close_after_answer(self) -> None:
+        """Closes a connection whose last answer was written, perhaps before all of the request
+        had come, as with a body that is refused."""
+        if not self._arriving:
+            self.transport.close()
+        elif not self.transport.is_closing() and not self._refused:
+            self._stop_timer()
+            self._refused = True
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Closes our half of the connection, and a little later the other."""
         if self.transport.can_write_eof():
             self.transport.write_eof()
             self._timer = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
@@ -223,3 +239,19 @@ class GuardedConnection(HttpToolsProtocol):
         for link in self._unanswered:
             if not link.answered:
                 link.tell_gone()
+
+
+class _LastAnswer:
+    """In the place of the transport of the cycle that is a connection's last."""
+
+    __slots__ = ("_connection", "write")
+
+    def __init__(self, connection: GuardedConnection) -> None:
+        self._connection = connection
+        self.write = connection.transport.write
+
+    def is_closing(self) -> bool:
+        return self._connection.transport.is_closing()
+
+    def close(self) -> None:
+        self._connection.close_after_answer()

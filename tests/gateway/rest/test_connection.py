@@ -216,6 +216,25 @@ async def test_a_client_refused_while_it_sends_gets_the_answer(
         assert json.loads(await reader.read())["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("length", "begin", "status"),
+    [(10**9, b"", 413), (90_000, b"[" * 60_000, 400)],
+    ids=["too large", "too deep"],
+)
+async def test_so_does_one_whose_body_is_refused_while_it_sends_its_last_request(
+    address: Address, length: int, begin: bytes, status: int
+) -> None:
+    async with connected(address) as (reader, writer):
+        writer.write(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % length + begin)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        assert _status(answer) == status
+        assert b"connection: close\r\n" in answer
+        for _ in range(20):  # a reset would end one of these writes, or the read
+            writer.write(b"x" * 1000)
+            await writer.drain()
+        assert b'"error"' in await reader.read()
+
+
 async def test_a_refused_client_is_not_listened_to_for_ever(address: Address) -> None:
     async with connected(address) as (reader, writer):
         writer.write(b"no http\r\n")
