@@ -36,7 +36,10 @@ def _main(words: list[str]) -> NoReturn:
         sys.exit(0)
     command = COMMANDS.get(name)
     if command is None:
-        _fail(2, f"there is no command {name!r}; choose from {', '.join(COMMANDS)}")
+        from services.common.config import nearest
+
+        meant = nearest(name, COMMANDS) or f"; choose from {', '.join(COMMANDS)}"
+        _fail(2, f"there is no command {name!r}{meant}")
     _run(name, command, rest)
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+_BEYOND_ALL = 2**63  # what machines count with ends there, and so does a number without a most
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -16,24 +18,32 @@ class Bounds:
     least: float
     most: float | None = None
     open: bool = False  # the least value itself is out
+    open_end: bool = False  # the most value itself is out
 
     def hold(self, value: float) -> bool:
-        if not (math.isfinite(value) if self.most is None else value <= self.most):
+        if value < self.least or (self.open and value == self.least):
             return False
-        return value > self.least if self.open else value >= self.least
+        if self.most is None:
+            return value < _BEYOND_ALL
+        return value < self.most or (value == self.most and not self.open_end)
+
+    def why_not(self, value: float) -> str:
+        """The bounds in words, with the one that each number has if it is that which is missed."""
+        return f"{self} and below 2^63" if value >= _BEYOND_ALL and self.most is None else str(self)
 
     def __str__(self) -> str:
-        if not self.open and self.most is not None:
+        if not self.open and not self.open_end and self.most is not None:
             return f"{self.least:.10g} to {self.most:.10g}"
         least = f"{'above' if self.open else 'at least'} {self.least:.10g}"
-        bounded = self.most is not None and math.isfinite(self.most)
-        return f"{least} and at most {self.most:.10g}" if bounded else least
+        if self.most is None or not math.isfinite(self.most):
+            return least
+        return f"{least} and {'below' if self.open_end else 'at most'} {self.most:.10g}"
 
     def schema(self) -> dict[str, float]:
         """The same as JSON schema."""
         found = {"exclusiveMinimum" if self.open else "minimum": self.least}
         if self.most is not None and math.isfinite(self.most):
-            found["maximum"] = self.most
+            found["exclusiveMaximum" if self.open_end else "maximum"] = self.most
         return found
 
 
@@ -48,3 +58,7 @@ def above(value: float, most: float | None = None) -> Bounds:
 
 def between(least: float, most: float) -> Bounds:
     return Bounds(least, most)
+
+
+def below(most: float, least: float) -> Bounds:
+    return Bounds(least, most, open_end=True)

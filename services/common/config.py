@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import os
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NoReturn, TypeVar
 
 from services import __version__
@@ -83,7 +84,9 @@ def check_bounds(config: Any) -> None:
     for field in options(type(config)):
         value, bounds = getattr(config, field.name), field.metadata["bounds"]
         if bounds is not None and value is not None and not bounds.hold(value):
-            raise ValueError(f"{flag_name(field.name)} {value} is out of range: {bounds}")
+            raise ValueError(
+                f"{flag_name(field.name)} {value} is out of range: {bounds.why_not(value)}"
+            )
 
 
 def parse(cls: type[T], argv: Sequence[str], *, prog: str, description: str) -> T:
@@ -230,8 +233,21 @@ def _converter_of(field: dataclasses.Field[Any], hint: Any) -> Callable[[str], A
 class _Parser(argparse.ArgumentParser):
     """Answers a mistake with one sentence, not with the list of all flags."""
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            meant = nearest(unknown[0].partition("=")[0], self._option_string_actions)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
+        return parsed
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean ...?` for a misspelt word; empty if nothing is near."""
+    found = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 class _HelpFormatter(argparse.HelpFormatter):

@@ -97,11 +97,17 @@ def _embedded_file() -> Path:
 
 
 def _download(model: str, progress: Progress | None, weights: bool) -> Path:
-    import httpx
     from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
 
     from services.common.hub_progress import progress_bar_class
 
+    # Of whichever HTTP library the hub's client has: a worker's environment has no other.
+    http_error = next(
+        kind
+        for kind in HfHubHTTPError.__mro__
+        if kind.__name__ == "HTTPError" and issubclass(kind, Exception)
+    )
     patterns = ["*.json", "*.jinja", *(["*.safetensors"] if weights else [])]
     try:
         path = Path(
@@ -109,11 +115,11 @@ def _download(model: str, progress: Progress | None, weights: bool) -> Path:
                 model, allow_patterns=patterns, tqdm_class=progress_bar_class(progress)
             )
         )
-    except (OSError, ValueError, httpx.HTTPError) as error:
+    except (OSError, ValueError, http_error) as error:
         if constants.HF_HUB_OFFLINE:
             reason = "it is not in the local hub cache, and HF_HUB_OFFLINE is set"
         else:
-            reason = _shortened(str(error)) or type(error).__name__
+            reason = _why_not_from_hub(model, error)
         raise StartupError(
             f"model {model!r} is no directory and no .gguf file, and cannot be had from the"
             f" hub: {reason}"
@@ -123,11 +129,20 @@ def _download(model: str, progress: Progress | None, weights: bool) -> Path:
     return path
 
 
-def _shortened(text: str) -> str:
-    """Of a library's pages of advice, what fits a line: whole sentences if there are any."""
-    line = " ".join(text.split())
-    if len(line) <= _LONGEST_REASON:
-        return line
-    cut = line[:_LONGEST_REASON]
-    sentences, end, _ = cut.rpartition(". ")
-    return f"{sentences}{end}".rstrip() or f"{cut}..."
+def _why_not_from_hub(model: str, error: Exception) -> str:
+    """What the hub's client met, and what to do, in a line: its own words are pages of advice."""
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return f"accept its terms at https://huggingface.co/{model}, and set HF_TOKEN"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return "it has no such model, or shows it to some only: then set HF_TOKEN"
+    if isinstance(error, errors.HFValidationError):
+        return "this is no name of a model there, which is organisation/model"
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        return (
+            "it cannot be reached; name a directory or a .gguf file, or get the model where there"
+            f" is a network, with: shoal download --model {model}"
+        )
+    line = " ".join(str(error).split()) or type(error).__name__
+    return line if len(line) <= _LONGEST_REASON else f"{line[:_LONGEST_REASON]}..."

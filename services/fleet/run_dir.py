@@ -17,6 +17,7 @@ from services.fleet.plan import Role
 
 _LONGEST_PARENT = 54  # bytes; leaves room for the names of the sockets
 _PREFIX = "shoal-fleet-"
+_TABLE = "fleet.json"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,7 +61,10 @@ class RunDir:
                 directory = temporary.path
             lock = (directory / "lock").open("w")
         except OSError as error:
-            raise StartupError(f"cannot use --run-dir {path}: {error.strerror}")
+            if temporary is not None:
+                temporary.remove()
+            what = f"use --run-dir {path}" if path else "make a directory for temporary files"
+            raise StartupError(f"cannot {what}: {error.strerror}")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -75,12 +79,17 @@ class RunDir:
             "model": model,
             "processes": [dataclasses.asdict(process) for process in processes],
         }
-        new = self.path / "fleet.json.new"
+        new = self.path / f"{_TABLE}.new"
         new.write_text(json.dumps(table, indent=2) + "\n")
-        new.replace(self.path / "fleet.json")
+        new.replace(self.path / _TABLE)
 
     def close(self) -> None:
-        """Gives the directory up, and removes it if it was made for this fleet alone."""
-        self._lock.close()
+        """Gives the directory up, and removes it if it was made for this fleet alone; else what
+        the fleet had in it, but for the lock, which another may be about to take."""
         if self._temporary is not None:
             self._temporary.remove()
+        else:
+            for path in self.path.iterdir():
+                if path.is_socket() or path.name == _TABLE:
+                    path.unlink()
+        self._lock.close()

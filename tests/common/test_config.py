@@ -16,7 +16,7 @@ from services.client.bench.config import BenchConfig
 from services.client.chat.config import ChatConfig
 from services.client.doctor.config import DoctorConfig
 from services.client.top.config import TopConfig
-from services.common.bounds import Bounds, above, at_least, between
+from services.common.bounds import Bounds, above, at_least, below, between
 from services.common.config import (
     borrow,
     build_parser,
@@ -117,10 +117,33 @@ def test_the_help_tells_bounds_and_a_mistake_repeats_them(
         assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("value", ["1" + "0" * 400, "9223372036854775808"])
+def test_a_number_beyond_all_counting_is_out_of_range(
+    value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        read(GatewayConfig, f"--max-requests={value}")
+    assert "is out of range: at least 1 and below 2^63 (see" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        read(GatewayConfig, "--drain-timeout=inf")
+    assert "inf is out of range: at least 0 and below 2^63 (see" in capsys.readouterr().err
+
+
+def test_a_misspelt_flag_is_told_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    for word, said in (
+        ("--prot=1", "unrecognized arguments: --prot=1; did you mean --port? (see"),
+        ("--xyzzy", "unrecognized arguments: --xyzzy (see"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            read(GatewayConfig, word)
+        assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("bounds", "text", "inside", "outside"),
     [
-        (at_least(1), "at least 1", (1, 1e9), (0, math.inf)),
+        (at_least(1), "at least 1", (1, 1e9, 2**63 - 1), (0, 2**63, 10**400, math.inf)),
+        (below(1, least=0), "at least 0 and below 1", (0, 0.99), (-0.1, 1, math.nan)),
         (above(0), "above 0", (0.1,), (0, -1, math.inf)),
         (above(0, math.inf), "above 0", (0.1, math.inf), (0, math.nan)),
         (between(-1, 65535), "-1 to 65535", (-1, 65535), (-2, 65536)),

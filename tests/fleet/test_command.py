@@ -49,7 +49,8 @@ def test_each_command_has_help(capsys: pytest.CaptureFixture[str], name: str) ->
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
-        (["sreve"], "shoal: there is no command 'sreve'; choose from serve, chat,"),
+        (["sreve"], "shoal: there is no command 'sreve'; did you mean serve?"),
+        (["xyzzy"], "shoal: there is no command 'xyzzy'; choose from serve, chat,"),
         (["serve", "--workers", "0"], "shoal serve: --workers 0 is out of range: at least 1"),
         (["serve", "--port", "none"], "shoal serve: argument --port: 'none' is not"),
         (["chat", "--url", "here"], "shoal chat: --url 'here' does not start with http"),

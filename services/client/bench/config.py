@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from services.client.endpoint import EndpointOptions, check_headers, check_url
-from services.common.bounds import above, at_least, between
+from services.common.bounds import above, at_least, below
 from services.common.config import borrow, check_bounds, option
 from services.common.numerals import read_float
 
@@ -97,7 +97,7 @@ class BenchConfig:
         "lengths are drawn evenly from (1 - r) to (1 + r) of the asked; default: 0, always as"
         " asked",
         group=_DATA,
-        bounds=between(0, 1),
+        bounds=below(1, least=0),
     )
     prefix_len: int | None = option(
         None,
@@ -173,8 +173,6 @@ class BenchConfig:
         check_url(self.url)
         check_headers(self.header)
         check_bounds(self)
-        if self.range_ratio == 1:
-            raise ValueError("--range-ratio must be from 0 up to, but not including, 1")
         self._check_data()
         if self.sweep_rates and self.sweep_concurrency:
             raise ValueError("--sweep-rates and --sweep-concurrency cannot be given together")

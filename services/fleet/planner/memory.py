@@ -51,6 +51,11 @@ class MemoryPlan:
     def kv_tokens(self) -> int:
         return self.pages * self.page_size
 
+    @property
+    def most_pages(self) -> int:
+        """What all requests that may run at once can use."""
+        return self.max_running_requests * -(-self.max_model_len // self.page_size)
+
     def requests(self, length: int) -> int:
         """How many requests of `length` tokens run at once without one being preempted."""
         return min(self.pages // -(-length // self.page_size), self.max_running_requests)

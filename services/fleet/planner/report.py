@@ -14,6 +14,7 @@ from services.worker.sizing.pool import gib
 
 _LENGTHS = (1024, 4096, 8192, 32_768, 131_072)
 _GIB = 1 << 30
+_SLOTS_FLAG = flag_name("max_running_requests")
 
 
 def text(plan: MemoryPlan, config: PlanConfig) -> str:
@@ -33,13 +34,14 @@ def text(plan: MemoryPlan, config: PlanConfig) -> str:
     rows.append(
         ("KV pool", gib(plan.kv), f"{plan.pages:,} pages, {plan.token_bytes:,} bytes a token")
     )
+    if plan.pages == plan.most_pages:
+        all_slots = f"{plan.max_running_requests} requests of {plan.max_model_len:,} tokens"
+        rows.append(("", "", f"all that {all_slots} can use ({_SLOTS_FLAG})"))
     ranks = f", on each of {plan.tp} ranks" if plan.tp > 1 else ""
     lines = [f"{plan.model} on {where}{ranks}:", ""]
     lines += [f"  {name:<14}{size:>12}  {note}" for name, size, note in rows]
     lines += ["", _capacity(plan), "", "  tokens a request   requests at once"]
-    lines += [
-        f"  {length:>16,}   {plan.requests(length):>16,}" for length in _lengths(plan, config)
-    ]
+    lines += [_row(plan, length) for length in _lengths(plan, config)]
     command = " ".join(["shoal serve", *flags(config)])
     return "\n".join([*lines, "", command, ""])
 
@@ -111,6 +113,12 @@ def _capacity(plan: MemoryPlan) -> str:
         f"{plan.kv_tokens:,} tokens of KV in all; a request may have"
         f" {plan.max_model_len:,} tokens{cut}"
     )
+
+
+def _row(plan: MemoryPlan, length: int) -> str:
+    requests = plan.requests(length)
+    note = f"   as many as {_SLOTS_FLAG}" if requests == plan.max_running_requests else ""
+    return f"  {length:>16,}   {requests:>16,}{note}"
 
 
 def _lengths(plan: MemoryPlan, config: PlanConfig) -> list[int]:

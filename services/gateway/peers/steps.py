@@ -76,7 +76,9 @@ def finished_of(row: worker_pb2.Finished) -> Finished:
 def rows_of(step: worker_pb2.StepFrame) -> dict[int, list[int]]:
     """Token ids by handle; a merged frame may hold several rows of one handle."""
     handles, counts, token_ids = step.handles, step.counts, list(step.token_ids)
-    if list(counts).count(1) == len(handles) == len(token_ids):  # one each, as good as always
+    if (
+        list(counts).count(1) == len(counts) == len(handles) == len(token_ids)
+    ):  # one each, as good as always
         rows = {h: [token_id] for h, token_id in zip(handles, token_ids, strict=True)}
         if len(rows) == len(token_ids):
             return rows

@@ -37,7 +37,7 @@ def test_a_sweep_is_a_list_of_rates() -> None:
         (["--request-rate", "0"], "--request-rate 0.0 is out of range: above 0"),
         (["--burstiness", "nan"], "--burstiness: 'nan' is not a number"),
         (["--concurrency", "0"], "--concurrency 0 is out of range: at least 1"),
-        (["--range-ratio", "1"], "--range-ratio must be from 0"),
+        (["--range-ratio", "1"], "--range-ratio 1.0 is out of range: at least 0 and below 1"),
         (["--dataset-name", "mooncake"], "--dataset-name mooncake needs a --dataset-path"),
         (["--dataset-path", "x"], "--dataset-name random takes no --dataset-path"),
         (["--sweep-rates", "1,-2"], "--sweep-rates takes numbers above 0, not -2"),

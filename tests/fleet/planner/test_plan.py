@@ -105,6 +105,8 @@ def test_text_and_json_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     planned = json.loads(out)
     assert planned["requests_at_once"] == {"4096": 64}
     assert f"{planned['pages']:,} pages" in text
+    assert "all that 64 requests of 8,192 tokens can use (--max-running-requests)" in text
+    assert "4,096                 64   as many as --max-running-requests\n" in text
     assert planned["flags"] == ["--device=cuda", "--max-running-requests=64"]
     assert "shoal serve --device=cuda --max-running-requests=64" in text
 

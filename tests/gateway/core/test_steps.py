@@ -23,3 +23,9 @@ def test_each_request_gets_its_own_tokens_in_order(
 ) -> None:
     step = worker_pb2.StepFrame(handles=handles, counts=counts, token_ids=token_ids)
     assert rows_of(step) == rows
+
+
+@pytest.mark.parametrize("counts", [[1], [1, 1, 0]])
+def test_a_frame_whose_lists_do_not_fit_is_refused(counts: list[int]) -> None:
+    with pytest.raises(ValueError, match="zip"):
+        rows_of(worker_pb2.StepFrame(handles=[1, 2], counts=counts, token_ids=[7, 8]))
