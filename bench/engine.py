@@ -192,7 +192,8 @@ class EngineBench:
 
 
 MAX_RUNNING = 64
-SETTLED = 3  # times the tokens, of each stream before the long prompt comes: a p99 takes many
+SETTLED = 10  # times the tokens, of each stream before the long prompt comes: about as many as then
+GROWN = 32  # times the tokens, which a stream beside the long prompt has room for
 SAMPLINGS = {
     "greedy": SamplingParams(temperature=0.0),
     "temperature": SamplingParams(temperature=0.8, seed=1),
@@ -204,7 +205,7 @@ SAMPLINGS = {
 
 def load(config: BenchConfig, *, deterministic: bool) -> Engine:
     """The model, with pages for the long prompt and the streams."""
-    pages = (config.long_prompt + MAX_RUNNING * (16 + 4 * config.tokens)) // 16 + 200
+    pages = (config.long_prompt + config.streams * GROWN * config.tokens) // 16 + 200
     worker = WorkerConfig(
         model=config.model,
         deterministic=deterministic,

@@ -66,10 +66,12 @@ def gaps_around(
     scheduler: Scheduler, streams: Sequence[Submission], long: Submission, settle: int
 ) -> tuple[list[float], list[float], float]:
     """The gaps between tokens of running streams before a long prompt comes, and until its first
-    token; and how long that took. Before it come `settle` tokens of each stream."""
+    token; and how long that took. Before it come `settle` tokens of each stream, of which the first
+    tenth is not measured: `settle` should be as many as come during, since the longest of few gaps
+    and of many are not to be compared."""
     served = Served(time.perf_counter())
     _step(scheduler, Commands(streams), served)
-    while not _all_have(served, streams, settle // 2):
+    while not _all_have(served, streams, settle // 10):
         _step(scheduler, Commands(), served)
     begun = time.perf_counter()
     while not _all_have(served, streams, settle):
