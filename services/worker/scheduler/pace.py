@@ -2,8 +2,9 @@
 
 A step that decodes alone shows what a decode step takes; what a step with prompt tokens took
 beyond that is their share. A prompt token attends to all before it, so that it costs
-a + b x position. The decode time changes with the requests that run, so `mixed` lets a step
-decode alone now and then. It knows durations only, and no clock.
+a + b x position; a decode step costs a + b x rows, which tells what it takes when a burst has made
+one row many. What the rows read changes, too, so `mixed` lets a step decode alone now and then.
+It knows durations only, and no clock.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ _DECODE_LIMIT = 1.5  # times that, which no step counts for more than: some are 
 _NOISE = 0.15  # of a step's time, by which steps of one kind differ
 _DRIFT = 0.02  # by which prompt tokens' cost may change from a step to the next
 _DOUBLED = 4000.0  # a first guess of the position at which attention doubles a token's cost
+_DOUBLED_ROWS = 64.0  # and of the rows that double a decode step's time
 _OUTLIER = 2.0  # standard deviations; what is further off counts as this far
 
 
@@ -22,8 +24,16 @@ class Pace:
     """Times in seconds; None while nothing has been measured."""
 
     def __init__(self) -> None:
-        self.decode_time: float | None = None  # a step of all that decode
-        self._cost: _TokenCost | None = None
+        self.decode_time: float | None = None  # a step of all that decoded last
+        self._rows = 0  # how many those were
+        self._by_rows: _LinearCost | None = None
+        self._cost: _LinearCost | None = None
+
+    def decode_time_of(self, rows: int) -> float | None:
+        """Seconds of a step that decodes so many rows; None if it is not known."""
+        if self.decode_time is None or self._by_rows is None:
+            return None
+        return self.decode_time * self._by_rows.at(rows) / self._by_rows.at(self._rows)
 
     def observe(
         self, num_decode: int, num_prefill: int, duration: float, position: float = 0.0
@@ -39,18 +49,25 @@ class Pace:
         if duration <= 0:
             return
         if not num_prefill:
-            smoothed = duration if self.decode_time is None else self.decode_time
-            newest = min(duration, _DECODE_LIMIT * smoothed)
-            self.decode_time = smoothed + _DECODE_WEIGHT * (newest - smoothed)
+            self._observe_decode(num_decode, duration)
             return
         if num_decode and self.decode_time is None:
             return
-        beside = self.decode_time or 0.0 if num_decode else 0.0
+        beside = self.decode_time_of(num_decode) or 0.0 if num_decode else 0.0
         # Never nothing: noise must not make prompt tokens look free for long.
         share = max(duration - beside, 0.1 * duration) / num_prefill
         if self._cost is None:
-            self._cost = _TokenCost(position, share)
+            self._cost = _LinearCost(position, share, _DOUBLED)
         self._cost.observe(position, share, _NOISE * duration / num_prefill)
+
+    def _observe_decode(self, rows: int, duration: float) -> None:
+        smoothed = self.decode_time_of(rows)
+        if smoothed is None or self._by_rows is None:
+            smoothed = duration
+            self._by_rows = _LinearCost(rows, duration, _DOUBLED_ROWS)
+        newest = min(duration, _DECODE_LIMIT * smoothed)
+        self.decode_time, self._rows = smoothed + _DECODE_WEIGHT * (newest - smoothed), rows
+        self._by_rows.observe(rows, newest, _NOISE * smoothed)
 
     def prompt_time(self, start: int, num_tokens: int) -> float | None:
         """Seconds that prompt tokens from a position on add to a step; None if not known."""
@@ -67,23 +84,25 @@ class Pace:
         return int(2 * seconds / (first + math.sqrt(first * first + 2 * slope * seconds)))
 
 
-class _TokenCost:
-    """A prompt token's seconds, base + slope x position, by a Kalman filter of these two.
+class _LinearCost:
+    """Seconds, base + slope x position, by a Kalman filter of these two: a prompt token's, or,
+    with the rows as the position, a decode step's.
 
     Its variances follow the measurements' own noise, so that steps with few tokens, whose share
     is mostly noise, count little; and both may drift, by one factor, as the machine does.
     """
 
-    def __init__(self, position: float, cost: float) -> None:
-        self.base = cost / (1 + position / _DOUBLED)
-        self.slope = self.base / _DOUBLED
+    def __init__(self, position: float, cost: float, doubled: float) -> None:
+        """From a first cost; `doubled` is a guess of the position that doubles the base."""
+        self.base = cost / (1 + position / doubled)
+        self.slope = self.base / doubled
         self._var_base, self._var_slope, self._covariance = self.base**2, self.slope**2, 0.0
 
     def at(self, position: float) -> float:
         return self.base + self.slope * position
 
     def observe(self, position: float, cost: float, deviation: float) -> None:
-        """Takes in a token's cost at a position, measured with such a standard deviation."""
+        """Takes in a cost at a position, measured with such a standard deviation."""
         self._var_base += (_DRIFT * self.base) ** 2
         self._var_slope += (_DRIFT * self.slope) ** 2
         self._covariance += _DRIFT**2 * self.base * self.slope
