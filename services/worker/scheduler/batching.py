@@ -9,6 +9,7 @@ import numpy as np
 
 from services.worker.core import Admission, Batch, IntArray, PendingStep, TokenMasks
 from services.worker.scheduler.masks import open_masks
+from services.worker.scheduler.pace import REREAD
 from services.worker.scheduler.request import Request
 from services.worker.scheduler.slots import SlotTables
 
@@ -50,9 +51,10 @@ class InFlight:
 
 
 def mean_position(ends: Sequence[int], rows: Rows) -> float:
-    """Of the tokens of all chunks; 0 without any. ends: the position after each row's last."""
+    """Of the tokens of all chunks, what each chunk fetches counted as `REREAD` more of them; 0
+    without any. ends: the position after each row's last."""
     chunks = list(zip(ends[rows.num_decode :], rows.lengths[rows.num_decode :], strict=True))
-    total = sum(length * (end - 0.5 * length) for end, length in chunks)
+    total = sum((length + REREAD) * (end - 0.5 * length) for end, length in chunks)
     return total / max(rows.num_prefill_tokens, 1)
 
 

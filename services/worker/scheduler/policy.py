@@ -11,11 +11,9 @@ _DECODE_RUN = 16  # decode-first: decode batches before waiting prompts get one
 _MIXED_RUN = 16  # mixed: batches with prompts before one decodes alone, which measures it
 # mixed: of a decode step's time, which a chunk may add to it. With all of it the longest of many
 # gaps, which steps of uneven length decide, would be more than twice as long as before.
-_PREFILL_SHARE = 0.8
-_LEAST_SHARE = 0.35  # of it in any case, so that no prompt starves
-# Fewer tokens than this cost nearly as much, since a chunk reads all keys before it: less would
-# make a token look dearer, and the next chunk smaller still.
-_LEAST_CHUNK = 6
+_PREFILL_SHARE = 0.75
+_LEAST_SHARE = 0.3  # of it in any case, so that no prompt starves
+_LEAST_CHUNK = 4  # fewer tokens than this cost nearly as much: a chunk fetches all keys before it
 # mixed: of each request but one that waits for its first token, a stream's being 1. Steps with few
 # rows waste the engine: half as much, and a burst of 32 takes a tenth longer altogether.
 _PROMPT_WEIGHT = 8.0
@@ -37,9 +35,9 @@ class Policy:
     decode-first    decode while there is any; prompts get one batch in 17
     mixed           all decode rows, and of the prompts what takes less than a decode step by
                     itself: streams keep more than half the speed they had before the prompts
-                    came, and prompts get up to four ninths of the engine. Where many wait
-                    beside few streams they get more, each of them twice a stream's share: a
-                    few early streams do not keep a burst from filling the batch. Until the
+                    came, and prompts get up to three sevenths of the engine. Where several wait
+                    beside few streams they get more, each but one eight times a stream's share:
+                    a few early streams do not keep a burst from filling the batch. Until the
                     engine's pace is known, prompts get the rest of the token budget, at least
                     a quarter.
     """

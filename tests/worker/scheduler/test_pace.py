@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from services.worker.core import Batch
-from services.worker.scheduler.pace import Pace
+from services.worker.scheduler.pace import REREAD, Pace
 from services.worker.scheduler.policy import Policy
 from tests.worker.scheduler.harness import Cost, Harness, Schedule, TimedEngine, make_info
 
@@ -114,10 +114,9 @@ def test_a_long_prompt_at_most_doubles_the_gap_of_the_streams(name: str, overlap
 
 @pytest.mark.parametrize("reread", [0.0, 4.5])
 def test_so_does_one_whose_tokens_cost_ever_more_on_a_noisy_machine(reread: float) -> None:
-    """Nearly: what a chunk costs apart from its tokens is not in the scheduler's model."""
     ratio = p99_gap_ratio(noisy(embedded(reread), 1), "mixed", settled=430)
     print(f"p99 gap x {ratio:.2f}")
-    assert ratio <= 2.1
+    assert ratio <= 2.0
 
 
 def test_the_other_policies_stall_the_streams_by_whole_chunks() -> None:
@@ -147,7 +146,7 @@ def test_a_batch_without_streams_takes_the_whole_budget() -> None:
     policy.pace.observe(4, 0, 0.1)
     policy.pace.observe(0, 512, 0.5)
     assert policy.quota(0, 1).prefill_tokens == 512
-    assert policy.quota(4, 1).prefill_tokens == 81
+    assert policy.quota(4, 1).prefill_tokens == 76
 
 
 def test_one_batch_in_seventeen_decodes_alone_to_be_measured() -> None:
@@ -181,7 +180,8 @@ def test_a_tokens_cost_is_told_where_it_was_not_measured() -> None:
         assert pace.prompt_time(position, 1) == pytest.approx(0.002 + 1e-6 * position, rel=0.35)
     found = pace.tokens_in(0.06, 3000)
     assert found is not None
-    assert pace.prompt_time(3000, found) == pytest.approx(0.06, rel=0.1)
+    fetched = REREAD * 3000 * 1e-6  # apart from its tokens
+    assert pace.prompt_time(3000, found) == pytest.approx(0.06 - fetched, rel=0.1)
 
 
 def test_one_step_that_was_held_up_changes_little() -> None:
@@ -204,7 +204,7 @@ def test_many_prompts_beside_few_streams_get_more() -> None:
     policy.pace.observe(4, 0, 0.1)
     policy.pace.observe(0, 512, 0.5)
     sizes = [policy.quota(4, waiting).prefill_tokens for waiting in (1, 2, 4, 8, 400)]
-    assert sizes == [81, 199, 508, 508, 508]
+    assert sizes == [76, 199, 508, 508, 508]
 
 
 def test_a_burst_is_measured_by_the_decode_step_of_its_own_rows() -> None:
@@ -216,6 +216,24 @@ def test_a_burst_is_measured_by_the_decode_step_of_its_own_rows() -> None:
     assert pace.decode_time_of(16) == pytest.approx(0.052, rel=0.2)
     pace.observe(16, 32, 0.052 + 32 * 0.002)
     assert pace.prompt_time(0, 1) == pytest.approx(0.002, rel=0.3)
+
+
+@pytest.mark.parametrize("rows", [64, 256])
+def test_many_more_streams_than_were_measured_do_not_starve_a_prompt(rows: int) -> None:
+    def seconds(num_decode: int, num_prefill: int) -> float:
+        return 0.004 + 0.001 * num_decode + 0.0005 * num_prefill
+
+    policy = Policy("mixed", 2048)
+    for _ in range(50):
+        policy.pace.observe(1, 0, seconds(1, 0))
+    policy.pace.observe(0, 512, seconds(0, 512))
+    sizes = []
+    for _ in range(50):
+        sizes.append(policy.quota(rows, 1).prefill_tokens)
+        policy.pace.observe(rows, sizes[-1], seconds(rows, sizes[-1]))
+    assert 0 in sizes  # where it was measured
+    fitting = 0.75 * seconds(rows, 0) / 0.0005
+    assert min(size for size in sizes[sizes.index(0) :] if size) > 0.5 * fitting
 
 
 @pytest.mark.parametrize("num_early", [1, 4])
