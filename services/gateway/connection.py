@@ -198,9 +198,11 @@ class GuardedConnection(HttpToolsProtocol):
         if self.transport.is_closing() or self._refused:
             return
         self._refused = True
-        answering = any(link.answering for link in self._unanswered)
+        answering = [link for link in self._unanswered if link.answering]
         self._tell_gone()
         if answering:  # the refusal would be taken for a part of that answer
+            for link in answering:
+                link.release_head()  # or the client would be closed on without a word
             self.transport.close()
             return
         kind = "invalid_request_error" if status < 500 else "service_unavailable_error"

@@ -40,6 +40,12 @@ class Link:
         follows it: a short answer is one write then."""
         self._cycle.transport = _HeldHead(self._cycle)  # type: ignore[assignment]
 
+    def release_head(self) -> None:
+        """The head waits no longer, if it does."""
+        held: object = self._cycle.transport
+        if isinstance(held, _HeldHead):
+            held.release()
+
     def write(self, piece: bytes) -> bool:
         """Sends a piece of the body that is not empty, as a chunk, between ASGI's messages.
 
@@ -93,11 +99,11 @@ class _HeldHead:
         self._cycle = cycle
         self._transport = cycle.transport
         self._head = b""
-        self._timer = asyncio.get_running_loop().call_later(_HEAD_SECONDS, self._release)
+        self._timer = asyncio.get_running_loop().call_later(_HEAD_SECONDS, self.release)
 
     def write(self, data: bytes) -> None:
         if self._head:
-            self._release(data)
+            self.release(data)
         else:
             self._head = data
 
@@ -105,10 +111,10 @@ class _HeldHead:
         return self._transport.is_closing()
 
     def close(self) -> None:
-        self._release()
+        self.release()
         self._transport.close()
 
-    def _release(self, data: bytes = b"") -> None:
+    def release(self, data: bytes = b"") -> None:
         """Writes what was kept, and more, and gives the transport its place back."""
         self._timer.cancel()
         self._cycle.transport = self._transport

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 import httpx
 import pytest
 
+from services.gateway import link
 from services.gateway.connection import ConnectionLimits
 from services.gateway.domain import Chunk
 from tests.gateway.rest.fake import FakeGateway, words
@@ -134,6 +135,28 @@ async def test_all_requests_of_a_client_that_pipelined_are_told_that_it_is_gone(
     async with asyncio.timeout(20):
         await first.closed.wait()
     assert first.write(0, "late") is False
+
+
+@pytest.mark.parametrize(
+    "end", [b"no http\r\n", b"GET /livez HTTP/1.1\r\nX: " + b"x" * 5000], ids=["400", "431"]
+)
+async def test_a_stream_that_is_cut_off_at_its_start_is_seen_to_have_begun(
+    address: Address, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch, end: bytes
+) -> None:
+    monkeypatch.setattr(link, "_HEAD_SECONDS", 600.0)  # the head still waits when it is cut off
+    gateway.script = lambda request: [asyncio.Event()]
+    async with connected(address) as (reader, writer):
+        writer.write(
+            b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 15\r\n\r\n" + b'{"prompt": "a"}'
+        )
+        async with asyncio.timeout(20):
+            await gateway.starting.wait()
+            await gateway.generations[0].reached.wait()
+        writer.write(end)
+        answer = await _rest(reader)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert answer.count(b"HTTP/1.1") == 1
+    assert answer.endswith(b"\r\n\r\n")
 
 
 async def test_a_client_that_pipelined_while_it_is_answered_is_seen_to_leave(
