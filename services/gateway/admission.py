@@ -56,7 +56,8 @@ class _ModelQueue:
 class Admission:
     """The queues in front of the workers. Make it inside a running loop.
 
-    `ready_workers` answers a model's ready workers. With `limit` 0 nobody ever waits.
+    `ready_workers` answers a model's ready workers. With `limit` 0 nobody ever waits. `clock`
+    is in seconds, by default the loop's.
     """
 
     def __init__(
@@ -65,12 +66,14 @@ class Admission:
         limit: int,
         weights: Mapping[str, float],
         observe_wait: Callable[[float], None],
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._ready_workers = ready_workers
         self._limit = limit
         self._weights = weights
         self._observe_wait = observe_wait
         self._loop = asyncio.get_running_loop()
+        self._clock = self._loop.time if clock is None else clock
         self._queues: dict[str, _ModelQueue] = {}
 
     @property
@@ -97,7 +100,7 @@ class Admission:
             queue = self._queues[model] = _ModelQueue(model, self._limit, self._weights)
         if not len(queue.turns) and self._has_room(model, queue):
             return False
-        arrived = self._loop.time()
+        arrived = self._clock()
         turn: Turn = self._loop.create_future()
         entry, losers = queue.turns.push(
             turn, request.tenant, now=arrived, priority=request.priority, cost=request.n
@@ -115,7 +118,7 @@ class Admission:
             self._leave(queue, entry)
             raise
         self._leave(queue, entry)
-        self._observe_wait(self._loop.time() - arrived)
+        self._observe_wait(self._clock() - arrived)
         return True
 
     def on_load(self, worker: Worker) -> None:
@@ -145,7 +148,7 @@ class Admission:
     def _wait(self, queue: _ModelQueue | None, tenant: str, cost: int) -> float:
         if queue is None or not queue.called:
             return 1.0
-        elapsed = max(self._loop.time() - queue.called[0][0], 1e-3)
+        elapsed = max(self._clock() - queue.called[0][0], 1e-3)
         let_go = sum(cost for _, cost in queue.called)
         seconds = queue.turns.ahead(tenant, cost) * elapsed / let_go
         return min(max(seconds, 1.0), _MAX_RETRY_SECONDS)
@@ -175,7 +178,7 @@ class Admission:
             return 0
         entry.item.set_result(None)
         queue.num_called += entry.cost
-        queue.called.append((self._loop.time(), entry.cost))
+        queue.called.append((self._clock(), entry.cost))
         return entry.cost
 
     def _refuse(self, queue: _ModelQueue, entry: Entry[Turn]) -> None:

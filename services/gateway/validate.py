@@ -29,7 +29,8 @@ MAX_TIMEOUT_SECONDS = 4_000_000  # what a deadline in 32 bits of milliseconds ca
 
 _MAX_UINT32 = 2**32 - 1
 _MAX_INT32 = 2**31 - 1
-_MAX_FACTOR = 1e30  # of a logit, which stays a 32-bit float; so does one over it
+_MAX_FACTOR = 1e30  # of a logit, which stays a 32-bit float
+_MIN_FLOAT = 1e-30  # of what workers are told in 32 bits: it stays above 0 there, as one over it
 _SEED_SPAN = 2**64
 
 
@@ -96,13 +97,15 @@ def _check_labels(message: Message) -> None:
 def _check_draw(sampling: Sampling) -> None:
     _check_number("temperature", sampling.temperature, 0, 2)
     _check_integer("top_k", sampling.top_k, -1, _MAX_INT32)
-    _check_above_zero("top_p", sampling.top_p, 1)
+    _check_above_zero("top_p", sampling.top_p, 1, low=_MIN_FLOAT)
     _check_number("min_p", sampling.min_p, 0, 1)
     if sampling.seed is not None:
         unsigned_seed(sampling.seed)
     _check_number("presence_penalty", sampling.presence_penalty, -2, 2)
     _check_number("frequency_penalty", sampling.frequency_penalty, -2, 2)
-    _check_above_zero("repetition_penalty", sampling.repetition_penalty, _MAX_FACTOR)
+    _check_above_zero(
+        "repetition_penalty", sampling.repetition_penalty, _MAX_FACTOR, low=_MIN_FLOAT
+    )
     if len(sampling.logit_bias) > MAX_LOGIT_BIASES:
         raise InvalidRequest(
             f"logit_bias may name at most {MAX_LOGIT_BIASES} tokens", param="logit_bias"
@@ -155,8 +158,8 @@ def _check_number(name: str, value: float, low: float, high: float) -> None:
         raise InvalidRequest(f"{name} must be a number from {low} to {high}", param=name)
 
 
-def _check_above_zero(name: str, value: float, high: float) -> None:
-    if not 0 < value <= high:
-        raise InvalidRequest(f"{name} must be a number above 0 and at most {high:g}", param=name)
-    if value < 1 / _MAX_FACTOR:
-        raise InvalidRequest(f"{name} must be at least {1 / _MAX_FACTOR:g}", param=name)
+def _check_above_zero(name: str, value: float, high: float, *, low: float = 0) -> None:
+    if not 0 < value <= high:  # NaN is outside every range
+        raise InvalidRequest(f"{name} must be a number above 0 and at most {high}", param=name)
+    if value < low:
+        raise InvalidRequest(f"{name} must be at least {low}", param=name)

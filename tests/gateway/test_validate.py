@@ -33,7 +33,7 @@ def sampled(**fields: Any) -> GenerationRequest:
     ("name", "good", "bad"),
     [
         ("temperature", [0.0, 2.0], [-0.1, 2.1, math.nan, math.inf]),
-        ("top_p", [0.001, 1.0], [0.0, 1.1, -1.0, math.nan]),
+        ("top_p", [1e-30, 0.001, 1.0], [0.0, 1.1, -1.0, math.nan, 1e-300]),
         ("top_k", [-1, 0, 1, 10**6], [-2, 2**31]),
         ("min_p", [0.0, 1.0], [-0.1, 1.1, math.nan]),
         ("presence_penalty", [-2.0, 2.0], [-2.1, 2.1, math.nan]),
@@ -66,7 +66,7 @@ def test_sampling_range(name: str, good: list[Any], bad: list[Any]) -> None:
     ("name", "good", "bad"),
     [
         ("n", [1, 128], [0, 129, -1]),
-        ("timeout", [None, 0.001, 3600.0], [0.0, -1.0, math.nan, math.inf, 1e12]),
+        ("timeout", [None, 1e-300, 0.001, 3600.0, 4e6], [0.0, -1.0, math.nan, math.inf, 1e12]),
         ("priority", [-5, 0, 5], [2**31, -(2**31)]),
     ],
 )
@@ -77,6 +77,21 @@ def test_request_range(name: str, good: list[Any], bad: list[Any]) -> None:
         with pytest.raises(InvalidRequest) as caught:
             check_request(replace(GOOD, **{name: value}))
         assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (replace(GOOD, timeout=1e12), "timeout must be a number above 0 and at most 4000000"),
+        (sampled(top_p=2.0), "top_p must be a number above 0 and at most 1"),
+        (sampled(top_p=1e-31), "top_p must be at least 1e-30"),
+        (sampled(repetition_penalty=1e-31), "repetition_penalty must be at least 1e-30"),
+    ],
+)
+def test_bounds_are_told_plainly(wrong: GenerationRequest, message: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_request(wrong)
+    assert caught.value.message == message
 
 
 def test_min_tokens_is_at_most_max_tokens() -> None:

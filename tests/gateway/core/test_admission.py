@@ -291,46 +291,50 @@ async def test_nobody_queues_for_workers_that_went_while_one_was_called() -> Non
     assert await called
 
 
+class _Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 async def test_retry_after_follows_the_pace_of_the_queue() -> None:
-    loop = asyncio.get_running_loop()
-    worker = _Full()
-    queue = Admission(lambda model: [worker], 4, {}, lambda seconds: None)
+    clock, worker = _Clock(), _Full()
+    queue = Admission(lambda model: [worker], 4, {}, lambda seconds: None, clock)
     waiting = [asyncio.create_task(queue.enter("m", request())) for _ in range(4)]
     await asyncio.sleep(0)
     assert queue.retry_after("m", request()) == 1  # nothing is known of its pace
     worker.room = 1
-    started = loop.time()
     queue.on_load(worker)
     worker.room = 0
     await waiting[0]
-    await asyncio.sleep(0.6)
-    elapsed = loop.time() - started
-    assert 0.8 * 4 * 0.6 <= queue.retry_after("m", request()) <= 1.2 * 4 * elapsed
+    clock.now += 0.75
+    assert queue.retry_after("m", request()) == 4 * 0.75  # three wait, and then it
     waiting += [asyncio.create_task(queue.enter("m", request())) for _ in range(2)]
     with pytest.raises(Overloaded) as error:
         await asyncio.gather(*waiting)
-    assert (error.value.retry_after or 0) >= 0.8 * 4 * 0.6
+    assert error.value.retry_after == 5 * 0.75
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
 
 
 async def test_retry_after_counts_choices() -> None:
-    loop = asyncio.get_running_loop()
-    worker = _Full()
-    queue = Admission(lambda model: [worker], 100, {}, lambda seconds: None)
+    clock, worker = _Clock(), _Full()
+    queue = Admission(lambda model: [worker], 100, {}, lambda seconds: None, clock)
     first = asyncio.create_task(queue.enter("m", replace(request(), n=10)))
     last = asyncio.create_task(queue.enter("m", replace(request(), n=90)))
     await asyncio.sleep(0)
     worker.room = 10
-    started = loop.time()
     queue.on_load(worker)
     worker.room = 0
     await first
-    await asyncio.sleep(0.3)
-    elapsed = loop.time() - started  # in which 10 choices were let go; 90 wait
-    assert 9 * 0.3 <= queue.retry_after("m", replace(request(), n=1)) <= 9.2 * elapsed
-    assert 13 * 0.3 <= queue.retry_after("m", replace(request(), n=40)) <= 13.2 * elapsed
+    clock.now += 0.5  # in which 10 choices were let go; 90 wait
+    assert queue.retry_after("m", replace(request(), n=1)) == 91 * 0.5 / 10
+    assert queue.retry_after("m", replace(request(), n=40)) == 130 * 0.5 / 10
     last.cancel()
     await asyncio.gather(last, return_exceptions=True)
 
