@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 128 * 1024  # of a grammar's text
 
+_UNIMPLEMENTED = "Unimplemented keys: "  # and a JSON array, in the library's errors
 _MAX_LEXER_STATES = 50_000  # 1 to 2 kB each, shared by all who use the grammar
 
 
@@ -122,9 +123,16 @@ def _context_free_source(text: str) -> str:
         raise invalid(str(error))
 
 
+def _regex_source(text: str) -> str:
+    # The library drops a backslash that stands alone at the end, which is no regular expression.
+    if (len(text) - len(text.rstrip("\\"))) % 2:
+        raise invalid("it ends inside an escape sequence")
+    return LLMatcher.grammar_from_regex(text)
+
+
 _SOURCES: dict[str, Callable[[str], str]] = {
     "json_schema": _json_source,
-    "regex": LLMatcher.grammar_from_regex,
+    "regex": _regex_source,
     "lark": _context_free_source,
 }
 
@@ -139,7 +147,18 @@ def _reason(error: str) -> str:
     for line in lines:  # the regex crate points at the place first, and gives the reason last
         if line.startswith("error: "):
             return f"{line.removeprefix('error: ')} in the regular expression"
-    return lines[0].rstrip(".")
+    if lines[0].startswith(_UNIMPLEMENTED):
+        return _unsupported_keywords(lines[0].removeprefix(_UNIMPLEMENTED).rstrip("."))
+    # What may follow is advice on options that no client has.
+    return lines[0].partition(". Enable ")[0].rstrip(".")
+
+
+def _unsupported_keywords(quoted: str) -> str:
+    """A sentence about a JSON array of the names of a schema's keywords."""
+    *others, last = map(json.dumps, json.loads(quoted))
+    if not others:
+        return f"the schema's keyword {last} is not supported"
+    return f"the schema's keywords {', '.join(others)} and {last} are not supported"
 
 
 def invalid(reason: str) -> InvalidRequest:
