@@ -63,6 +63,7 @@ VALID: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/completions", {"prompt": [[72, 105], [72]], "max_tokens": 2, "stream": True, "n": 2}),
     ("/v1/responses", {"input": "hi", "max_output_tokens": 4, "stream": True}),
     ("/generate", {"prompt": "hi", "max_tokens": 3, "ignore_eos": True}),
+    ("/generate", {"text": "hi", "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}),
     ("/tokenize", {"prompt": "hi", "add_special_tokens": False, "return_token_strs": True}),
     ("/tokenize", {"messages": _TURNS, "add_generation_prompt": True}),
     ("/detokenize", {"tokens": [72, 105]}),

@@ -211,13 +211,33 @@ class DetokenizedObject(Struct):
 
 
 class GeneratedText(Struct):
-    """A whole answer of /generate."""
+    """A whole answer of /generate to a `prompt`."""
 
     text: str
     token_ids: list[int]
     finish_reason: Literal["stop", "length"]
     stop_reason: str | int | None
     usage: TokenUsage
+
+
+class SGLangMeta(Struct):
+    """What there is to know of a text; log-probabilities are [logprob, token id, null]."""
+
+    id: str
+    finish_reason: dict[str, Any] | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    output_token_logprobs: list[list[float | int | None]] | UnsetType = UNSET
+    output_top_logprobs: list[list[list[float | int | None]]] | UnsetType = UNSET
+
+
+class SGLangText(Struct):
+    """An answer of /generate in SGLang's shape, whole or one event of it: the text so far."""
+
+    text: str
+    output_ids: list[int]
+    meta_info: SGLangMeta
 
 
 class ServerInfo(Struct):

@@ -6,7 +6,7 @@ not know, come from `services.gateway.validate`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,7 +22,10 @@ _REF = "#/components/schemas/{name}"
 _REFUSED: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     **{
         table.body.__name__: table.refused
-        for table in (fields.CHAT, fields.TOKENIZE_CHAT, fields.COMPLETIONS, fields.RESPONSES)
+        for table in (
+            *(fields.CHAT, fields.TOKENIZE_CHAT, fields.COMPLETIONS, fields.RESPONSES),
+            *(fields.SGLANG, fields.SGLANG_SAMPLING),
+        )
     },
     "StructuredOutputs": fields.REFUSED_IN_STRUCTURED_OUTPUTS,
     "Message": {"audio": (), "function_call": ()},
@@ -73,8 +76,8 @@ def openapi_document() -> dict[str, Any]:
     structs = [
         struct
         for operation in OPERATIONS
-        for struct in (*operation.body, operation.answer, operation.event)
-        if isinstance(struct, type) and issubclass(struct, msgspec.Struct)
+        for struct in (*operation.body, *operation.answers, operation.event)
+        if struct is not None and issubclass(struct, msgspec.Struct)
     ]
     _, schemas = msgspec.json.schema_components(
         [*dict.fromkeys(structs), ErrorEnvelope], ref_template=_REF
@@ -122,11 +125,9 @@ def _operation(operation: Operation) -> dict[str, Any]:
             {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
         ]
     if operation.body:
-        schemas = [_ref(struct) for struct in operation.body]
-        schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
         result["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": schema}},
+            "content": {"application/json": {"schema": _any_of(operation.body)}},
         }
     return result
 
@@ -176,10 +177,15 @@ def _content(operation: Operation) -> dict[str, Any]:
     elif operation.answer is dict:
         content["application/json"] = {"schema": {"type": "object"}}
     else:
-        content["application/json"] = {"schema": _ref(operation.answer)}
+        content["application/json"] = {"schema": _any_of(operation.answers)}
     if operation.event is not None:
         content["text/event-stream"] = {}  # 3.1 has no words for a stream's events
     return content
+
+
+def _any_of(structs: Sequence[type]) -> dict[str, Any]:
+    refs = [_ref(struct) for struct in structs]
+    return refs[0] if len(refs) == 1 else {"anyOf": refs}
 
 
 def _ref(struct: type) -> dict[str, str]:

@@ -27,8 +27,15 @@ class Operation:
     summary: str
     kind: Kind
     body: tuple[type, ...] = ()
-    answer: type | None = None
-    event: type | None = None  # of a stream; with TEXT events when it is str
+    answer: type | tuple[type, ...] | None = None
+    event: type | None = None  # of a stream
+
+    @property
+    def answers(self) -> tuple[type, ...]:
+        """The structs of `answer`."""
+        given = self.answer if isinstance(self.answer, tuple) else (self.answer,)
+        return tuple(one for one in given if one is not None)
+
     description: str = ""
 
 
@@ -76,12 +83,14 @@ OPERATIONS = (
     Operation(
         "post",
         "/generate",
-        "Continue a text, as plain text events",
+        "Continue a text, in the shapes of Mini-SGLang and SGLang",
         "generation",
-        (schema.GenerateBody,),
-        answers.GeneratedText,
-        str,
-        "Streams unless `stream` is false; each event is a piece of the text.",
+        (schema.GenerateBody, schema.SGLangBody),
+        (answers.GeneratedText, answers.SGLangText),
+        answers.SGLangText,
+        "With `prompt` it streams unless `stream` is false, and each event is a piece of the text."
+        " With `text` or `input_ids` it streams if `stream` is true, each event is an object with"
+        " the text so far, and `data: [DONE]` ends the stream.",
     ),
     Operation("get", "/v1/models", "List the models", "model", answer=answers.ModelListObject),
     Operation("get", "/v1/models/{id}", "Show a model", "model", answer=answers.ModelObject),

@@ -16,7 +16,13 @@ from typing import Any
 from msgspec import Struct
 
 from services.gateway.openai.responses.schema import ResponsesBody
-from services.gateway.openai.schema import ChatBody, CompletionBody, TokenizeChatBody
+from services.gateway.openai.schema import (
+    ChatBody,
+    CompletionBody,
+    SGLangBody,
+    SGLangSampling,
+    TokenizeChatBody,
+)
 
 Harmless = Mapping[str, tuple[Any, ...]]  # refused field -> values that change nothing
 
@@ -97,6 +103,35 @@ _CHAT_ONLY: Harmless = {
 CHAT = _table(ChatBody, _IGNORED, {**_REFUSED, **_CHAT_ONLY})
 TOKENIZE_CHAT = _table(TokenizeChatBody, _IGNORED, {**_REFUSED, **_CHAT_ONLY})
 COMPLETIONS = _table(CompletionBody, _IGNORED, _REFUSED)
+SGLANG = FieldTable(
+    SGLangBody,
+    ignored=frozenset({"conversation_id", "custom_labels", "log_metrics", "no_logs", "session_id"}),
+    refused={
+        "audio_data": ([],),
+        "custom_logit_processor": (),
+        "extra_key": (),
+        "image_data": ([],),
+        "input_embeds": (),
+        "logprob_start_len": (-1,),
+        "lora_path": (),
+        "max_thinking_tokens": (),
+        "return_hidden_states": (False,),
+        "return_text_in_logprobs": (False,),
+        "session_params": ({},),
+        "token_ids_logprob": ([],),
+        "video_data": ([],),
+    },
+)
+SGLANG_SAMPLING = FieldTable(
+    SGLangSampling,
+    ignored=frozenset({"spaces_between_special_tokens", "stream_interval"}),
+    refused={
+        "custom_params": ({},),
+        "n": (1,),
+        "stop_regex": ([],),
+        "structural_tag": (),
+    },
+)
 RESPONSES = FieldTable(
     ResponsesBody,
     ignored=frozenset(

@@ -1,6 +1,7 @@
 """POST /generate: a prompt in, plain text events out (the format of Mini-SGLang).
 
-As there, the default is greedy, and an answer is streamed unless `stream` is false.
+As there, the default is greedy, and an answer is streamed unless `stream` is false. A body
+with SGLang's fields is the business of `services.gateway.openai.sglang`.
 """
 
 from __future__ import annotations
@@ -14,17 +15,33 @@ from services.gateway.domain import Chunk, Gateway, Prompt, TextPrompt, TokenPro
 from services.gateway.openai.answer import Choice, Job, failure_events, usage_fields
 from services.gateway.openai.decode import Caller, decode, generation_request, integer, sampling
 from services.gateway.openai.schema import GenerateBody
+from services.gateway.openai.sglang import parse_sglang
 from services.gateway.sse import DONE, text_event
 
 DEFAULT_MAX_TOKENS = 16
+
+
+class _Kind(msgspec.Struct):
+    """Enough of a body to tell SGLang's shape by."""
+
+    text: msgspec.Raw = msgspec.Raw()
+    input_ids: msgspec.Raw = msgspec.Raw()
+    sampling_params: msgspec.Raw = msgspec.Raw()
+
+    @property
+    def is_sglang(self) -> bool:
+        given = (self.text, self.input_ids, self.sampling_params)
+        return any(bytes(value) not in (b"", b"null") for value in given)
 
 
 async def parse_generate(raw: bytes, caller: Caller, gateway: Gateway) -> Job:
     """Decodes and checks a body.
 
     Raises:
-        InvalidRequest.
+        InvalidRequest, Unsupported.
     """
+    if decode(raw, _Kind).is_sglang:
+        return parse_sglang(raw, caller)
     body = decode(raw, GenerateBody)
     prompt: Prompt = (
         TextPrompt(body.prompt) if isinstance(body.prompt, str) else TokenPrompt(tuple(body.prompt))

@@ -125,9 +125,69 @@ class SamplingBody(Struct, kw_only=True):
 
 
 class GenerateBody(SamplingBody, kw_only=True):
-    """POST /generate."""
+    """POST /generate, as Mini-SGLang has it: with `prompt`."""
 
     prompt: str | list[int]
+
+
+class SGLangSampling(Struct, kw_only=True):
+    """SGLang's `sampling_params`. Without a `max_new_tokens` there are 128; null asks for all
+    that the context has room for."""
+
+    max_new_tokens: Integer | None = 128
+    min_new_tokens: Integer | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Integer | None = None
+    min_p: float | None = None
+    sampling_seed: Integer | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    no_stop_trim: bool | None = None
+    skip_special_tokens: bool | None = None
+    json_schema: JsonSchema | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+
+    custom_params: Any = None
+    n: Any = None
+    stop_regex: Any = None
+    structural_tag: Any = None
+
+
+class SGLangBody(Struct, kw_only=True):
+    """POST /generate, as SGLang has it: with `text` or `input_ids`."""
+
+    text: str | None = None
+    input_ids: list[int] | None = None
+    sampling_params: SGLangSampling | None = None
+    stream: bool | None = None
+    rid: str | None = None
+    return_logprob: bool | None = None
+    top_logprobs_num: Integer | None = None
+    model: str | None = None
+    timeout: float | None = None
+    priority: Integer | None = None
+    cache_salt: str | None = None
+
+    audio_data: Any = None
+    custom_logit_processor: Any = None
+    extra_key: Any = None
+    image_data: Any = None
+    input_embeds: Any = None
+    logprob_start_len: Any = None
+    lora_path: Any = None
+    max_thinking_tokens: Any = None
+    return_hidden_states: Any = None
+    return_text_in_logprobs: Any = None
+    session_params: Any = None
+    token_ids_logprob: Any = None
+    video_data: Any = None
 
 
 class OpenAIBody(SamplingBody, kw_only=True):

@@ -2,14 +2,16 @@
 
 Three families of names say the same: OpenAI's `response_format`; vLLM's `guided_json`,
 `guided_regex`, `guided_choice`, `guided_grammar` and `structured_outputs`; SGLang's
-`regex` and `ebnf`. One constraint may be given, by one of them. Whether a grammar can be
-used is found by the worker, whose error names the field by `Grammar.param`.
+`regex`, `ebnf` and, in /generate, `json_schema`. One constraint may be given, by one of them.
+Whether a grammar can be used is found by the worker, whose error names the field by
+`Grammar.param`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -21,14 +23,9 @@ from services.gateway.openai.schema import (
     JsonSchema,
     OpenAIBody,
     ResponseFormat,
+    SGLangSampling,
     StructuredOutputs,
 )
-
-_CONSTRAINTS = attrgetter(
-    *("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-    *("structured_outputs", "regex", "ebnf"),
-)
-_ANY_OBJECT = '{"type":"object"}'
 
 
 def grammar_of(body: OpenAIBody) -> Grammar | None:
@@ -38,23 +35,36 @@ def grammar_of(body: OpenAIBody) -> Grammar | None:
         InvalidRequest: for two constraints, or one without its value.
         Unsupported: for a form of constraint that is not built.
     """
-    if _CONSTRAINTS(body) == (None,) * 8:  # as hardly any has one
-        return None
-    grammars = [
-        grammar
-        for grammar in (
-            _response_format(body.response_format),
-            _json("guided_json", body.guided_json),
-            _text("regex", "guided_regex", body.guided_regex),
-            _choices("guided_choice", body.guided_choice),
-            _text("lark", "guided_grammar", body.guided_grammar),
-            _structured_outputs(body.structured_outputs),
-            _text("regex", "regex", body.regex),
-            _text("lark", "ebnf", body.ebnf),
-        )
-        if grammar is not None
-    ]
-    return _only(grammars)
+    return _OF_BODY.grammar_of(body)
+
+
+def sglang_grammar_of(options: SGLangSampling) -> Grammar | None:
+    """The same of SGLang's `sampling_params`."""
+    return _OF_SGLANG.grammar_of(options)
+
+
+class _Constraints:
+    """The fields of a struct that constrain the output, each with its reader, which takes the
+    name that an error is to have and the field's value. `within` is what such a name begins
+    with."""
+
+    def __init__(
+        self, readers: Mapping[str, Callable[[str, Any], Grammar | None]], within: str = ""
+    ) -> None:
+        self._readers = [(within + name, reader) for name, reader in readers.items()]
+        self._values = attrgetter(*readers)
+        self._none = (None,) * len(readers)
+
+    def grammar_of(self, options: msgspec.Struct) -> Grammar | None:
+        values = self._values(options)
+        if values == self._none:  # as hardly any has one
+            return None
+        grammars = [
+            grammar
+            for (name, reader), value in zip(self._readers, values, strict=True)
+            if value is not None and (grammar := reader(name, value)) is not None
+        ]
+        return _only(grammars)
 
 
 def _only(grammars: list[Grammar]) -> Grammar | None:
@@ -67,12 +77,11 @@ def _only(grammars: list[Grammar]) -> Grammar | None:
     return grammars[0] if grammars else None
 
 
-def _response_format(format: ResponseFormat | None) -> Grammar | None:
-    name = "response_format"
-    if format is None or format.type == "text":
+def _response_format(name: str, format: ResponseFormat) -> Grammar | None:
+    if format.type == "text":
         return None
     if format.type == "json_object":
-        return Grammar("json_schema", _ANY_OBJECT, name)
+        return _any_object(name, True)
     if format.type != "json_schema":
         raise unsupported(f"{name} of type {format.type!r}", param=name)
     if format.json_schema is None or format.json_schema.schema is None:
@@ -80,33 +89,20 @@ def _response_format(format: ResponseFormat | None) -> Grammar | None:
     return _json(name, format.json_schema.schema)
 
 
-def _structured_outputs(options: StructuredOutputs | None) -> Grammar | None:
-    name = "structured_outputs"
-    if options is None:
-        return None
+def _structured_outputs(name: str, options: StructuredOutputs) -> Grammar:
     refuse(options, REFUSED_IN_STRUCTURED_OUTPUTS, within=name)
-    grammars = [
-        grammar
-        for grammar in (
-            _json(f"{name}.json", options.json),
-            _text("regex", f"{name}.regex", options.regex),
-            _choices(f"{name}.choice", options.choice),
-            _text("lark", f"{name}.grammar", options.grammar),
-            Grammar("json_schema", _ANY_OBJECT, f"{name}.json_object")
-            if options.json_object
-            else None,
-        )
-        if grammar is not None
-    ]
-    if not grammars:
+    grammar = _OF_STRUCTURED_OUTPUTS.grammar_of(options)
+    if grammar is None:
         raise InvalidRequest(f"{name} names no constraint", param=name)
-    return _only(grammars)
+    return grammar
 
 
-def _json(name: str, schema: JsonSchema | None) -> Grammar | None:
+def _any_object(name: str, wanted: bool) -> Grammar | None:
+    return Grammar("json_schema", '{"type":"object"}', name) if wanted else None
+
+
+def _json(name: str, schema: JsonSchema) -> Grammar:
     """A schema, or its text, as text."""
-    if schema is None:
-        return None
     value: Any = schema
     if isinstance(value, str):
         try:
@@ -120,13 +116,43 @@ def _json(name: str, schema: JsonSchema | None) -> Grammar | None:
     return Grammar("json_schema", object_json(name, value) or "{}", name)
 
 
-def _text(kind: Literal["regex", "lark"], name: str, text: str | None) -> Grammar | None:
-    return None if text is None else Grammar(kind, text, name)
+def _regex(name: str, text: str) -> Grammar:
+    return Grammar("regex", text, name)
 
 
-def _choices(name: str, choices: list[str] | None) -> Grammar | None:
-    if choices is None:
-        return None
+def _lark(name: str, text: str) -> Grammar:
+    return Grammar("lark", text, name)
+
+
+def _choices(name: str, choices: list[str]) -> Grammar:
     if not choices:
         raise InvalidRequest(f"{name} must not be empty", param=name)
     return Grammar("choices", tuple(choices), name)
+
+
+# The one list of the fields that constrain; docs/structured-output.md is held to it.
+_OF_BODY = _Constraints(
+    {
+        "response_format": _response_format,
+        "guided_json": _json,
+        "guided_regex": _regex,
+        "guided_choice": _choices,
+        "guided_grammar": _lark,
+        "structured_outputs": _structured_outputs,
+        "regex": _regex,
+        "ebnf": _lark,
+    }
+)
+_OF_STRUCTURED_OUTPUTS = _Constraints(
+    {
+        "json": _json,
+        "regex": _regex,
+        "choice": _choices,
+        "grammar": _lark,
+        "json_object": _any_object,
+    },
+    within="structured_outputs.",
+)
+_OF_SGLANG = _Constraints(
+    {"json_schema": _json, "regex": _regex, "ebnf": _lark}, within="sampling_params."
+)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +12,11 @@ import pytest
 from services.common.errors import InvalidRequest, Unsupported
 from services.gateway.domain import Grammar
 from services.gateway.openai.decode import decode
+from services.gateway.openai.fields import COMPLETIONS
 from services.gateway.openai.schema import CompletionBody
 from services.gateway.openai.structured import grammar_of
 
+DOCUMENT = Path(__file__).parents[3] / "docs" / "structured-output.md"
 SCHEMA = {"type": "object", "properties": {"z": {"type": "integer"}, "a": {"const": 10**30}}}
 TEXT = json.dumps(SCHEMA, separators=(",", ":"))
 
@@ -69,6 +73,26 @@ def test_each_field_leads_to_its_grammar(
     assert (found.kind, found.value, found.param) == (kind, value, param)
     others: dict[str, Any] = {"response_format": {"type": "text"}, "guided_json": None}
     assert grammar(**{**others, **fields}) == found
+
+
+EXAMPLES: dict[str, Any] = {
+    "response_format": {"type": "json_object"},
+    "guided_json": {},
+    "guided_choice": ["a"],
+    "structured_outputs": {"regex": "a"},
+}
+
+
+def test_each_field_that_the_document_names_constrains_and_no_other() -> None:
+    text = DOCUMENT.read_text().partition("| field | constraint |\n")[2].partition("\n\n")[0]
+    rows = [line.split("|")[1] for line in text.splitlines()]
+    named = {name for row in rows for name in re.findall(r"`([a-z_]+)`", row)}
+    named |= {name for row in rows for name in re.findall(r"`([a-z_]+)\.[a-z_]+`", row)}
+    likely = re.compile("response_format|guided_|structured_outputs|regex$|ebnf$|json_schema")
+    known = {name for name in CompletionBody.__struct_fields__ if likely.match(name)}
+    assert named == known - COMPLETIONS.refused.keys()
+    for name in named:
+        assert grammar(**{name: EXAMPLES.get(name, "a")}) is not None, name
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,7 @@ async def test_answers_keep_to_their_schemas(
             check(event["response"], "ResponseObject")
     for path, sent, name in (
         ("/generate", {"prompt": "hi", "stream": False}, "GeneratedText"),
+        ("/generate", {"text": "hi", "return_logprob": True}, "SGLangText"),
         ("/tokenize", {"prompt": "hi", "return_token_strs": True}, "TokenizedObject"),
         ("/tokenize", {"messages": [{"role": "user", "content": "hi"}]}, "TokenizedObject"),
         ("/detokenize", {"tokens": [104]}, "DetokenizedObject"),
