@@ -45,6 +45,8 @@ from services.gateway.watch.feed import Feed
 from services.gateway.watch.journeys import Journeys
 from services.gateway.watch.recent import Recent
 
+_NO_WORKER_YET = "no worker has been seen yet"
+
 
 class Core:
     """One gateway process's requests and peers. Make it inside a running loop."""
@@ -193,17 +195,20 @@ class Core:
         return dialect
 
     def models(self) -> Sequence[ModelCard]:
-        return [
-            ModelCard(model.name, model.max_model_len, model.created, model.quantizations)
-            for model in self.fleet.catalog.models().values()
-        ]
+        return [_card(model) for model in self.fleet.catalog.models().values()]
+
+    def model(self, id: str) -> ModelCard:
+        found = self.fleet.catalog.named(id)
+        if found is None:
+            raise Unavailable(_NO_WORKER_YET, retry_after=RETRY_AFTER_SECONDS)
+        return _card(found)
 
     async def flush_cache(self) -> None:
         await flush_all(self.fleet.workers.ready)
 
     async def _find_model(self, name: str) -> Model:
         return await self.fleet.wait_for(
-            lambda: self.fleet.catalog.named(name), self.hold_timeout, "no worker has been seen yet"
+            lambda: self.fleet.catalog.named(name), self.hold_timeout, _NO_WORKER_YET
         )
 
     # -- readiness and the end
@@ -237,6 +242,10 @@ class Core:
         """Ends every open request with an error."""
         for generation in list(self._generations):
             generation.fail(error)
+
+
+def _card(model: Model) -> ModelCard:
+    return ModelCard(model.name, model.max_model_len, model.created, model.quantizations)
 
 
 def make_local_decoder(config: GatewayConfig, tracing: Tracing) -> LocalDecoder | None:

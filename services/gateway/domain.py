@@ -291,6 +291,9 @@ class Gateway(Protocol):
 
     def models(self) -> Sequence[ModelCard]: ...
 
+    def model(self, id: str) -> ModelCard:
+        """Raises ModelNotFound, or Unavailable while it is not known whether there is one."""
+
     def readiness(self) -> Readiness: ...
 
     async def flush_cache(self) -> None:

@@ -145,6 +145,8 @@ def _model_routes(gateway: Gateway, limits: BodyLimits) -> list[Route]:
         return _json(models.model_list(gateway))
 
     async def get_model(request: Request) -> Response:
+        if not request.path_params["id"]:  # which elsewhere means the only model
+            raise HTTPException(404)
         return _json(models.model_by_id(gateway, request.path_params["id"]))
 
     def posted(call: Callable[[Gateway, bytes], Awaitable[bytes]]) -> Any:

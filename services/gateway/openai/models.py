@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from services.common.errors import InvalidRequest, ModelNotFound
+from services.common.errors import InvalidRequest
 from services.gateway.domain import ChatPrompt, Gateway, ModelCard, TextPrompt, Tokenized
 from services.gateway.offload import LARGE_BYTES, sized, slices
 from services.gateway.openai import fields
@@ -37,12 +37,9 @@ def model_by_id(gateway: Gateway, id: str) -> dict[str, Any]:
     """GET /v1/models/{id}.
 
     Raises:
-        ModelNotFound.
+        ModelNotFound, Unavailable.
     """
-    for card in gateway.models():
-        if card.id == id:
-            return _model(card)
-    raise ModelNotFound(f"The model {id!r} does not exist.", param="model")
+    return _model(gateway.model(id))
 
 
 def _model(card: ModelCard) -> dict[str, Any]:

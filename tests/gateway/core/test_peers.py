@@ -23,6 +23,7 @@ from services.common.errors import (
 )
 from services.gateway.domain import ChatPrompt, Message, TextPrompt
 from services.gateway.peers import breaker as breaker_module
+from services.gateway.peers import catalog
 from services.gateway.peers.pool import PeerPool
 from services.gateway.peers.session import SessionTimes, error_from_rpc
 from services.gateway.peers.worker import Request, Response, WorkerPeer
@@ -97,6 +98,7 @@ async def test_several_models_are_told_apart(tmp_path: Path) -> None:
 
 async def test_requests_for_an_expected_model_are_held_until_it_has_a_worker(
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with make_rig(
         tmp_path, workers=2, tokenizers=2, detokenizers=2, hold_timeout=20, expect_models=("other",)
@@ -105,8 +107,18 @@ async def test_requests_for_an_expected_model_are_held_until_it_has_a_worker(
         def num_held(model: str) -> float | None:
             return rig.registry.get_sample_value("shoal_gateway_requests_held", {"model": model})
 
-        with pytest.raises(ModelNotFound, match="served: fake, other"):
+        with pytest.raises(ModelNotFound, match="served: fake, other") as refused:
             await rig.core.start(request(model="third"))
+        with pytest.raises(ModelNotFound) as unlisted:
+            rig.core.model("third")
+        assert unlisted.value.message == refused.value.message
+        with pytest.raises(Unavailable, match="seen"):
+            rig.core.model("other")
+        (before,) = rig.core.models()
+        monkeypatch.setattr(catalog, "time", Mock(time=lambda: before.created + 1000.0))
+        rig.core.fleet.catalog.look_again()
+        assert rig.core.models() == [before]  # `created` is when it was seen first
+        assert rig.core.model("fake") == before
         with pytest.raises(InvalidRequest, match="fake, other"):
             await rig.core.start(request())
         assert (num_held(""), num_held("other")) == (0, 0)

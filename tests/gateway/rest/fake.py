@@ -149,6 +149,10 @@ class FakeGateway:
     def models(self) -> Sequence[ModelCard]:
         return [ModelCard(MODEL, 8192, 1_700_000_000, ("int8", "none"))]
 
+    def model(self, id: str) -> ModelCard:
+        self._check_model(id)
+        return self.models()[0]
+
     def readiness(self) -> Readiness:
         return self.readiness_now
 
@@ -157,7 +161,9 @@ class FakeGateway:
 
     def _check_model(self, model: str) -> None:
         if model not in ("", MODEL):
-            raise ModelNotFound(f"The model {model!r} does not exist.", param="model")
+            raise ModelNotFound(
+                f"The model {model!r} does not exist; served: {MODEL}", param="model"
+            )
 
 
 def encode(prompt: ChatPrompt | TextPrompt | TokenPrompt) -> Sequence[int]:

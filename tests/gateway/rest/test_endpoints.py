@@ -22,6 +22,8 @@ async def test_models(client: httpx.AsyncClient) -> None:
     assert (await client.get(f"/v1/models/{MODEL}")).json() == model
     error = error_of(await client.get("/v1/models/nope"), 404)
     assert (error["code"], error["param"]) == ("model_not_found", "model")
+    asked = error_of(await client.post(CHAT, json=chat_body(model="nope")), 404)
+    assert error["message"] == asked["message"]
 
 
 async def test_tokenize(client: httpx.AsyncClient) -> None:
@@ -132,6 +134,28 @@ async def test_unknown_route_and_method(client: httpx.AsyncClient) -> None:
     response = await client.get(CHAT)
     assert error_of(response, 405)["code"] == "method_not_allowed"
     assert response.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/v1/embeddings", "This server generates text; it has no /v1/embeddings."),
+        ("/v1/audio/speech", "This server generates text; it has no /v1/audio/speech."),
+        ("/v1/fine_tuning/jobs", "it has no /v1/fine_tuning/jobs."),
+        ("/rerank", "it has no /rerank."),
+        ("/chat/completions", "There is no /chat/completions; the base URL "),
+        ("/models/x", "ends in /v1, once."),
+        ("/v1/v1/chat/completions", "ends in /v1, once."),
+        ("/v1/embeddingz", "Not Found: POST /v1/embeddingz"),
+        ("/v1/responses/x", "This server keeps no responses"),
+    ],
+)
+async def test_a_path_that_leads_nowhere_is_told_what_it_misses(
+    client: httpx.AsyncClient, path: str, words: str
+) -> None:
+    error = error_of(await client.post(path, json={}), 404)
+    assert words in error["message"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "not_found")
 
 
 async def test_fault_outside_generation(
