@@ -111,6 +111,7 @@ class EncodeRequest(_message.Message):
     RETURN_TOKEN_STRS_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     TRACESTATE_FIELD_NUMBER: _builtins.int
+    MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Plain text, encoded with the tokenizer's own BOS rule."""
     add_special_tokens: _builtins.bool
@@ -121,6 +122,11 @@ class EncodeRequest(_message.Message):
     """W3C trace context of the request that this is for."""
     tracestate: _builtins.str
     """W3C trace state, passed on with it."""
+    max_model_len: _builtins.int
+    """The context in which the prompt must leave room for a token. A text or conversation whose
+    length alone shows that it does not is answered with CONTEXT_LENGTH_EXCEEDED and is not
+    encoded; one that may fit is encoded, and its reader counts. Absent: there is no limit.
+    """
     @_builtins.property
     def chat(self) -> _common_pb2.ChatPrompt:
         """A conversation, rendered by the chat template and encoded."""
@@ -139,17 +145,22 @@ class EncodeRequest(_message.Message):
         return_token_strs: _builtins.bool = ...,
         traceparent: _builtins.str = ...,
         tracestate: _builtins.str = ...,
+        max_model_len: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "input", b"input", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_max_model_len", b"_max_model_len", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "input", b"input", "max_model_len", b"max_model_len", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "input", b"input", "return_token_strs", b"return_token_strs", "text", b"text", "token_ids", b"token_ids", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_max_model_len", b"_max_model_len", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "input", b"input", "max_model_len", b"max_model_len", "return_token_strs", b"return_token_strs", "text", b"text", "token_ids", b"token_ids", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__max_model_len: _TypeAlias = _typing.Literal["max_model_len"]  # noqa: Y015
+    _WhichOneofArgType__max_model_len: _TypeAlias = _typing.Literal["_max_model_len", b"_max_model_len"]  # noqa: Y015
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["text", "chat", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_model_len) -> _WhichOneofReturnType__max_model_len | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 

@@ -118,10 +118,14 @@ class ContextLengthExceeded(ShoalError):
     code = ErrorCode.CONTEXT_LENGTH_EXCEEDED
 
     @classmethod
-    def of(cls, num_prompt_tokens: int, max_model_len: int, *, param: str) -> ContextLengthExceeded:
+    def of(
+        cls, num_prompt_tokens: int, max_model_len: int, *, param: str, at_least: bool = False
+    ) -> ContextLengthExceeded:
+        """`at_least`: the prompt was not counted to its end."""
+        number = f"at least {num_prompt_tokens}" if at_least else f"{num_prompt_tokens}"
         return cls(
             f"This model's maximum context length is {max_model_len} tokens, but the prompt has "
-            f"{num_prompt_tokens} tokens and needs room for at least one more.",
+            f"{number} tokens and needs room for at least one more.",
             param=param,
         )
 

@@ -18,7 +18,6 @@ from services.gateway.dialect import reasoning_state
 from services.gateway.domain import (
     ChatPrompt,
     GenerationRequest,
-    Prompt,
     ReasoningState,
     TextPrompt,
     TokenPrompt,
@@ -60,9 +59,7 @@ async def _submit(host: Host, generation: LiveGeneration) -> None:
     try:
         async with generation.before_acceptance():
             model = await host.fleet.find_model(request.model, host.hold_timeout)
-            prompt_ids, generation.reasoning = await encode(
-                host, model, request.prompt, request.trace
-            )
+            prompt_ids, generation.reasoning = await encode(host, model, request)
             prompt_ids = truncated(request, model, prompt_ids)
             max_tokens = check_prompt(request, model, prompt_ids)
             await generation.submit(model, prompt_ids, max_tokens)
@@ -76,12 +73,17 @@ async def _submit(host: Host, generation: LiveGeneration) -> None:
 
 
 async def encode(
-    host: Host, model: Model, prompt: Prompt, trace: TraceContext = NO_TRACE
+    host: Host, model: Model, request: GenerationRequest
 ) -> tuple[Sequence[int], ReasoningState]:
-    """A prompt's ids, and what it says of the reasoning that follows; ids are ids already."""
+    """A prompt's ids, and what it says of the reasoning that follows; ids are ids already.
+
+    Raises ContextLengthExceeded for one that is far too long and is not to be cut.
+    """
+    prompt = request.prompt
     if isinstance(prompt, TokenPrompt):
         return prompt.token_ids, "unknown"
-    message = await encode_message(prompt, trace=trace)
+    limit = model.max_model_len if request.max_prompt_tokens is None else None
+    message = await encode_message(prompt, trace=request.trace, max_model_len=limit)
     answer = await host.fleet.encode(model, message, host.hold_timeout, host.max_moves)
     return answer.token_ids, reasoning_state(answer)
 
@@ -91,11 +93,16 @@ async def encode_message(
     *,
     return_token_strs: bool = False,
     trace: TraceContext = NO_TRACE,
+    max_model_len: int | None = None,
 ) -> tokenizer_pb2.EncodeRequest:
     """A prompt for a tokenizer; a long conversation is converted off the loop."""
     size = len(prompt.messages) if isinstance(prompt, ChatPrompt) else 0
     convert = partial(
-        to_proto.encode_request, prompt, return_token_strs=return_token_strs, trace=trace
+        to_proto.encode_request,
+        prompt,
+        return_token_strs=return_token_strs,
+        trace=trace,
+        max_model_len=max_model_len,
     )
     return await sized(size, LARGE_COUNT, convert)
 

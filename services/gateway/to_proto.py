@@ -24,11 +24,14 @@ def encode_request(
     *,
     return_token_strs: bool = False,
     trace: TraceContext = NO_TRACE,
+    max_model_len: int | None = None,
 ) -> tokenizer_pb2.EncodeRequest:
-    """A prompt for a tokenizer."""
+    """A prompt for a tokenizer, which may refuse it where it cannot fit into `max_model_len`."""
     request = _encode_request(prompt)
     request.return_token_strs = return_token_strs
     request.traceparent, request.tracestate = trace.traceparent, trace.tracestate
+    if max_model_len is not None:
+        request.max_model_len = max_model_len
     return request
 
 

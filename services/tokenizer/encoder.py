@@ -20,11 +20,12 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from services.common.errors import InvalidRequest, TooLarge
+from services.common.errors import ContextLengthExceeded, InvalidRequest, TooLarge
 from services.common.text.vocabulary import Vocabulary
 from services.tokenizer.chat_template import ChatTemplate, Conversation
 from services.tokenizer.control import ControlGuard, control_tokens
 from services.tokenizer.dialect import ReasoningState, reasoning_state
+from services.tokenizer.token_floor import TokenFloor
 
 MAX_TEXT_BYTES = 16 * 1024 * 1024
 
@@ -48,6 +49,7 @@ class Encoder:
         tokens = control_tokens(vocabulary.tokenizer)
         self._encode = _SplicingEncoder(vocabulary.tokenizer, tokens)
         self._tokenizer = vocabulary.tokenizer
+        self._floor = TokenFloor.of(vocabulary.tokenizer)
         source = vocabulary.metadata.chat_template
         self._template = (
             None
@@ -55,22 +57,29 @@ class Encoder:
             else ChatTemplate(source, vocabulary.special_tokens, ControlGuard(tokens))
         )
 
-    def prepare_text(self, text: str, *, add_special_tokens: bool = True) -> Prepared:
-        """A text prompt. Raises TooLarge, or InvalidRequest for a lone surrogate."""
-        _check_text(text, param="prompt")
+    def prepare_text(
+        self, text: str, *, add_special_tokens: bool = True, max_model_len: int | None = None
+    ) -> Prepared:
+        """A text prompt. Raises TooLarge, InvalidRequest for a lone surrogate, and
+        ContextLengthExceeded if the text's length alone shows that it leaves no room for a
+        token in `max_model_len`."""
+        self._check_text(text, max_model_len, param="prompt")
         return Prepared(text, add_special_tokens)
 
-    def prepare_chat(self, conversation: Conversation) -> Prepared:
+    def prepare_chat(
+        self, conversation: Conversation, *, max_model_len: int | None = None
+    ) -> Prepared:
         """Renders a conversation.
 
-        Raises InvalidRequest if the template refuses it or there is none, and TooLarge.
+        Raises InvalidRequest if the template refuses it or there is none, and what
+        `prepare_text` raises.
         """
         if self._template is None:
             raise InvalidRequest("this model has no chat template", param="messages")
         if not conversation.messages:
             raise InvalidRequest("there are no messages", param="messages")
         restored = self._template.render(conversation)
-        _check_text(restored.text, param="messages")
+        self._check_text(restored.text, max_model_len, param="messages")
         state = reasoning_state(restored.text)
         return Prepared(restored.text, False, restored.literals, state)
 
@@ -100,6 +109,18 @@ class Encoder:
         """Each token as the vocabulary spells it; empty for an id without a token."""
         spelling = self._tokenizer.id_to_token
         return [spelling(token_id) or "" for token_id in token_ids]
+
+    def _check_text(self, text: str, max_model_len: int | None, *, param: str) -> None:
+        size = _num_bytes(text, param=param)
+        if size > MAX_TEXT_BYTES:
+            raise TooLarge(
+                f"the text has {size} bytes; at most {MAX_TEXT_BYTES} can be encoded", param=param
+            )
+        # A text of fewer bytes than that need not be looked at.
+        if max_model_len is not None and self._floor is not None and size >= max_model_len:
+            least = self._floor.least(text)
+            if least >= max_model_len:
+                raise ContextLengthExceeded.of(least, max_model_len, param=param, at_least=True)
 
 
 class _SplicingEncoder:
@@ -177,14 +198,10 @@ def _without_control_tokens(state: dict[str, Any], tokens: frozenset[str]) -> To
     return tokenizer
 
 
-def _check_text(text: str, *, param: str) -> None:
-    size = len(text)
-    if not text.isascii():
-        try:
-            size = len(text.encode())
-        except UnicodeEncodeError:
-            raise InvalidRequest("the text holds a lone surrogate, which is no text", param=param)
-    if size > MAX_TEXT_BYTES:
-        raise TooLarge(
-            f"the text has {size} bytes; at most {MAX_TEXT_BYTES} can be encoded", param=param
-        )
+def _num_bytes(text: str, *, param: str) -> int:
+    if text.isascii():
+        return len(text)
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidRequest("the text holds a lone surrogate, which is no text", param=param)

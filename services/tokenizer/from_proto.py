@@ -18,13 +18,22 @@ def prepare_from_proto(request: tokenizer_pb2.EncodeRequest) -> tuple[Prepare, i
 
     What needs work, such as JSON in it, is left to the preparation.
     """
+    limit = request.max_model_len if request.HasField("max_model_len") else None
     if request.HasField("text"):
         text = request.text
         special = not request.HasField("add_special_tokens") or request.add_special_tokens
-        return lambda encoder: encoder.prepare_text(text, add_special_tokens=special), len(text)
+        return (
+            lambda encoder: encoder.prepare_text(
+                text, add_special_tokens=special, max_model_len=limit
+            ),
+            len(text),
+        )
     chat = request.chat
     size = chat.ByteSize() + _MESSAGE_CHARACTERS * len(chat.messages)
-    return lambda encoder: encoder.prepare_chat(conversation_from_proto(chat)), size
+    return (
+        lambda encoder: encoder.prepare_chat(conversation_from_proto(chat), max_model_len=limit),
+        size,
+    )
 
 
 def conversation_from_proto(chat: common_pb2.ChatPrompt) -> Conversation:

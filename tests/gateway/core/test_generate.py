@@ -242,6 +242,18 @@ async def test_a_prompt_is_truncated_to_what_leaves_room(rig: Rig) -> None:
     await generation.aclose()
 
 
+@pytest.mark.parametrize("most", [None, 0, 3])
+async def test_the_tokenizer_knows_the_limit_of_a_prompt_that_is_not_cut(
+    rig: Rig, most: int | None
+) -> None:
+    limit = rig.core.models()[0].max_model_len
+    generation = await rig.core.start(request("hello", max_prompt_tokens=most))
+    [job] = rig.tokenizer.jobs
+    assert job.request.HasField("max_model_len") == (most is None)
+    assert job.request.max_model_len == (limit if most is None else 0)
+    await generation.aclose()
+
+
 async def test_the_dialect_is_what_the_tokenizer_says(rig: Rig) -> None:
     assert await rig.core.dialect("") == Dialect()
     assert dialect_of(INFO, "auto", "auto") == Dialect("llama3_json", "qwen3", 7)
