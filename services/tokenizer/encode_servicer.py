@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from protos import tokenizer_pb2, tokenizer_pb2_grpc
@@ -21,7 +22,7 @@ from services.common.session import send_headers
 from services.common.tracing import NoTracing, TraceContext, Tracing
 from services.common.wire import error_to_proto
 from services.tokenizer.from_proto import prepare_from_proto
-from services.tokenizer.lanes import Encoded, Lanes, Prepare
+from services.tokenizer.lanes import TINY_CHARACTERS, Encoded, Lanes, Prepare
 from services.tokenizer.metrics import TokenizerMetrics
 from services.tokenizer.session import Sessions
 from services.tokenizer.to_proto import reasoning_to_proto
@@ -31,7 +32,42 @@ log = logging.getLogger(__name__)
 _RETRY_SECONDS = 1.0
 MAX_JOBS = 16_384  # in flight on one session
 
-Tiny = tuple[tokenizer_pb2.EncodeRequest, Prepare]
+
+@dataclass(slots=True)
+class Receipt:
+    """When a prompt came: the wall clock's time for its span, the steady one's for how long it
+    takes. Both in nanoseconds."""
+
+    wall: int
+    steady: int
+
+    @classmethod
+    def now(cls) -> Receipt:
+        return cls(time.time_ns(), time.monotonic_ns())
+
+    @property
+    def age(self) -> int:
+        return time.monotonic_ns() - self.steady
+
+
+@dataclass(slots=True)
+class Job:
+    """A prompt on its way to its ids. `plan`: how to prepare it, and about how many characters
+    it has; None for ids, and where there is no prompt."""
+
+    request: tokenizer_pb2.EncodeRequest
+    receipt: Receipt
+    plan: tuple[Prepare, int] | None
+
+    @classmethod
+    def of(cls, request: tokenizer_pb2.EncodeRequest, receipt: Receipt) -> Job:
+        to_encode = request.WhichOneof("input") in ("chat", "text")
+        return cls(request, receipt, prepare_from_proto(request) if to_encode else None)
+
+    @property
+    def tiny(self) -> bool:
+        """Whether it may be encoded on the event loop."""
+        return self.plan is not None and self.plan[1] <= TINY_CHARACTERS
 
 
 class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
@@ -57,7 +93,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         """Renders and encodes one prompt."""
         self._sessions.change_work(1)
         try:
-            return await self.encode(request)
+            return await self.encode(Job.of(request, Receipt.now()))
         except ShoalError as error:
             self._metrics.failures.labels(error.code.name.lower()).inc()
             raise
@@ -72,7 +108,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         """Serves one client until it leaves, falls silent, or the process ends."""
         if self.info is None:
             raise _loading()
-        session = _Session(self, self._sessions)
+        session = EncodeSession(self, self._sessions)
         session.outbox.pending.info.CopyFrom(self.info)
         session.outbox.notify()
 
@@ -86,45 +122,47 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         finally:
             await session.close()
 
-    async def encode(self, request: tokenizer_pb2.EncodeRequest) -> tokenizer_pb2.EncodeResponse:
-        """The answer to one prompt. Raises ShoalError."""
-        begun = time.time_ns()
+    async def encode(self, job: Job, *, in_thread: bool = False) -> tokenizer_pb2.EncodeResponse:
+        """The answer to one prompt; `in_thread`: not on the event loop. Raises ShoalError."""
         error = "cancelled"
         tokens = 0
         try:
-            encoded = await self._encoded(request)
+            encoded = await self._encoded(job, in_thread)
             tokens, error = len(encoded.token_ids), ""
-            return self._response(request, encoded, begun)
+            response = self._response(job, encoded)
+            self._count(job, tokens)
+            return response
         except ShoalError as fault:
             error = fault.code.name.lower()
             raise
         finally:
-            self._trace(request, begun, tokens, error)
+            self._trace(job, tokens, error)
 
-    async def encode_tiny(self, prompts: Sequence[Tiny]) -> list[tokenizer_pb2.EncodeResult]:
-        """The outcomes of prompts that `prepare_tiny` took, without their handles. It never
-        waits; a fault that is no prompt's own is raised."""
-        assert self.lanes is not None, "it took them"
-        begun = time.time_ns()
-        outcomes = self.lanes.encode_at_once([prepare for _, prepare in prompts])
-        results = []
-        for (request, _), outcome in zip(prompts, outcomes, strict=True):
+    def claim_turn(self, num_tiny: int) -> int:
+        """How many tiny prompts `encode_tiny` may be given in this turn of the event loop."""
+        assert self.lanes is not None, "it has a session"
+        return self.lanes.claim_turn(num_tiny)
+
+    def encode_tiny(self, jobs: Sequence[Job]) -> list[tokenizer_pb2.EncodeResult]:
+        """The outcomes of tiny prompts, without their handles. Raises a fault that is no
+        prompt's own; then none of them counts as encoded or failed."""
+        assert self.lanes is not None, "it has a session"
+        outcomes = self.lanes.encode_at_once([job.plan[0] for job in jobs if job.plan])
+        results = [
+            tokenizer_pb2.EncodeResult(error=error_to_proto(outcome))
+            if isinstance(outcome, ShoalError)
+            else tokenizer_pb2.EncodeResult(response=self._response(job, outcome))
+            for job, outcome in zip(jobs, outcomes, strict=True)
+        ]
+        for job, outcome in zip(jobs, outcomes, strict=True):
             if isinstance(outcome, ShoalError):
-                self._trace(request, begun, 0, outcome.code.name.lower())
-                results.append(self.failed(outcome))
+                code = outcome.code.name.lower()
+                self._metrics.failures.labels(code).inc()
+                self._trace(job, 0, code)
             else:
-                self._trace(request, begun, len(outcome.token_ids), "")
-                response = self._response(request, outcome, begun)
-                results.append(tokenizer_pb2.EncodeResult(response=response))
+                self._count(job, len(outcome.token_ids))
+                self._trace(job, len(outcome.token_ids), "")
         return results
-
-    def prepare_tiny(self, request: tokenizer_pb2.EncodeRequest) -> Prepare | None:
-        """How to prepare a prompt that may be encoded in this turn of the event loop; None for
-        any other, which is for `encode`."""
-        if self.lanes is None or request.WhichOneof("input") not in ("chat", "text"):
-            return None
-        prepare, size = prepare_from_proto(request)
-        return prepare if self.lanes.takes_at_once(size) else None
 
     def failed(self, fault: BaseException) -> tokenizer_pb2.EncodeResult:
         """The outcome of a job that ended with a fault, without its handle."""
@@ -134,71 +172,76 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         self._metrics.failures.labels(fault.code.name.lower()).inc()
         return tokenizer_pb2.EncodeResult(error=error_to_proto(fault))
 
-    async def _encoded(self, request: tokenizer_pb2.EncodeRequest) -> Encoded:
+    async def _encoded(self, job: Job, in_thread: bool) -> Encoded:
         if self.lanes is None:
             raise _loading()
-        kind = request.WhichOneof("input")
-        if kind is None:
+        if job.plan is not None:
+            encode = self.lanes.encode_in_thread if in_thread else self.lanes.encode
+            return await encode(*job.plan)
+        if not job.request.HasField("token_ids"):
             raise InvalidRequest("there is no prompt", param="prompt")
-        if kind == "token_ids":
-            encoded = Encoded(list(request.token_ids.ids))
-            self.lanes.encoder.check_ids(encoded.token_ids)
-            return encoded
-        return await self.lanes.encode(*prepare_from_proto(request))
+        encoded = Encoded(list(job.request.token_ids.ids))
+        self.lanes.encoder.check_ids(encoded.token_ids)
+        return encoded
 
-    def _response(
-        self, request: tokenizer_pb2.EncodeRequest, encoded: Encoded, begun: int
-    ) -> tokenizer_pb2.EncodeResponse:
+    def _response(self, job: Job, encoded: Encoded) -> tokenizer_pb2.EncodeResponse:
         assert self.lanes is not None, "it has encoded"
         ids = encoded.token_ids
-        self._metrics.seconds.observe((time.time_ns() - begun) / 1e9)
-        self._metrics.tokens.value += len(ids)
-        spelling = self.lanes.encoder.spell(ids) if request.return_token_strs else ()
+        spelling = self.lanes.encoder.spell(ids) if job.request.return_token_strs else ()
         return tokenizer_pb2.EncodeResponse(
             token_ids=ids, token_strs=spelling, reasoning=reasoning_to_proto(encoded.reasoning)
         )
 
-    def _trace(
-        self, request: tokenizer_pb2.EncodeRequest, begun: int, tokens: int, error: str
-    ) -> None:
+    def _count(self, job: Job, num_tokens: int) -> None:
+        self._metrics.seconds.observe(job.receipt.age / 1e9)
+        self._metrics.tokens.value += num_tokens
+
+    def _trace(self, job: Job, num_tokens: int, error: str) -> None:
         if self._tracing.enabled:
-            trace = TraceContext(request.traceparent, request.tracestate)
-            attributes = {} if error else {"gen_ai.usage.input_tokens": tokens}
-            self._tracing.record("encode", trace, begun, time.time_ns(), attributes, error)
+            trace = TraceContext(job.request.traceparent, job.request.tracestate)
+            attributes = {} if error else {"gen_ai.usage.input_tokens": num_tokens}
+            begun, end = job.receipt.wall, job.receipt.wall + job.receipt.age
+            self._tracing.record("encode", trace, begun, end, attributes, error)
 
 
-class _Session:
+class EncodeSession:
     """One client's jobs. The tiny ones of a message are done together, in the next turn of the
-    event loop; each other has a task."""
+    event loop and as many as a turn allows; each other has a task."""
 
     def __init__(self, servicer: TokenizerServicer, sessions: Sessions) -> None:
         self.outbox = Outbox(tokenizer_pb2.TokenizerSessionResponse, busy=lambda: bool(self._jobs))
         self._servicer = servicer
         self._sessions = sessions
         self._jobs: dict[int, asyncio.Task[tokenizer_pb2.EncodeResponse] | None] = {}
-        self._batches: set[asyncio.Task[list[tokenizer_pb2.EncodeResult]]] = set()
+        self._closed = False
 
     def receive(self, request: tokenizer_pb2.TokenizerSessionRequest) -> None:
-        tiny: dict[int, Tiny] = {}
-        for job in request.jobs:
-            if (error := self._refusal(job.handle)) is not None:
-                self._answer(job.handle, tokenizer_pb2.EncodeResult(error=error_to_proto(error)))
-            elif prepare := self._servicer.prepare_tiny(job.request):
-                self._jobs[job.handle] = None
-                tiny[job.handle] = job.request, prepare
+        receipt = Receipt.now()
+        tiny: dict[int, Job] = {}
+        for message in request.jobs:
+            handle = message.handle
+            if (error := self._refusal(handle)) is not None:
+                self._answer(handle, tokenizer_pb2.EncodeResult(error=error_to_proto(error)))
+                continue
+            job = Job.of(message.request, receipt)
+            if job.tiny:
+                self._jobs[handle] = None
+                tiny[handle] = job
             else:
-                self._start(job.handle, job.request)
+                self._start(handle, job)
         for handle in request.cancels:
             if tiny.pop(handle, None):
                 del self._jobs[handle]
             elif task := self._jobs.get(handle):
                 task.cancel()
         if tiny:
-            self._start_tiny(tiny)
+            self._sessions.change_work(len(tiny))
+            asyncio.get_running_loop().call_soon(self._encode_tiny, tiny)
 
     async def close(self) -> None:
         """Gives up what is in flight."""
-        tasks = [*self._batches, *filter(None, self._jobs.values())]
+        self._closed = True
+        tasks = list(filter(None, self._jobs.values()))
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -216,8 +259,9 @@ class _Session:
         self.outbox.pending.results.append(result)
         self.outbox.notify()
 
-    def _start(self, handle: int, request: tokenizer_pb2.EncodeRequest) -> None:
-        task = self._jobs[handle] = asyncio.create_task(self._servicer.encode(request))
+    def _start(self, handle: int, job: Job) -> None:
+        task = asyncio.create_task(self._servicer.encode(job, in_thread=True))
+        self._jobs[handle] = task
         self._sessions.change_work(1)
         task.add_done_callback(partial(self._finish, handle))
 
@@ -232,25 +276,21 @@ class _Session:
         # Last, so that a drained process ends its sessions after this answer is pending.
         self._sessions.change_work(-1)
 
-    def _start_tiny(self, tiny: Mapping[int, Tiny]) -> None:
-        task = asyncio.create_task(self._servicer.encode_tiny(list(tiny.values())))
-        self._batches.add(task)
-        self._sessions.change_work(len(tiny))
-        task.add_done_callback(partial(self._finish_tiny, tiny))
-
-    def _finish_tiny(
-        self, tiny: Mapping[int, Tiny], task: asyncio.Task[list[tokenizer_pb2.EncodeResult]]
-    ) -> None:
-        self._batches.discard(task)
+    def _encode_tiny(self, tiny: Mapping[int, Job]) -> None:
         for handle in tiny:
             del self._jobs[handle]
-        if not task.cancelled():
-            if task.exception() is not None:  # one of them is at fault: now each by itself
-                for handle, (request, _) in tiny.items():
-                    self._start(handle, request)
-            else:
-                for handle, result in zip(tiny, task.result(), strict=True):
-                    self._answer(handle, result)
+        if not self._closed:
+            items = list(tiny.items())
+            num_now = self._servicer.claim_turn(len(items))
+            now, later = items[:num_now], items[num_now:]
+            try:
+                results = self._servicer.encode_tiny([job for _, job in now])
+            except Exception:  # one of them is at fault: now each by itself, which tells whose
+                now, later, results = [], items, []
+            for (handle, _), result in zip(now, results, strict=True):
+                self._answer(handle, result)
+            for handle, job in later:
+                self._start(handle, job)
         self._sessions.change_work(-len(tiny))
 
 

@@ -23,7 +23,7 @@ from services.tokenizer.encoder import Encoder, Prepared
 
 TINY_CHARACTERS = 1_024  # some 0.2 ms, most of it Python's
 LONG_CHARACTERS = 16_384  # about 4,000 tokens, some 15 ms of encoding
-_MAX_AT_ONCE = 64
+MAX_AT_ONCE = 64  # tiny prompts in a turn of the event loop
 _MAX_BATCH = 64
 _MAX_BATCH_CHARACTERS = 4 * LONG_CHARACTERS
 
@@ -71,32 +71,37 @@ class Lanes:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def encode(self, prepare: Prepare, size: int) -> Encoded:
-        """The ids of a prompt of about `size` characters; cancelling gives the job up.
+        """The ids of a prompt of about `size` characters, at once if it is tiny and the turn
+        allows it; cancelling gives the job up.
 
         Raises ShoalError for the prompt's own faults.
         """
-        if self.takes_at_once(size):
-            [outcome] = self.encode_at_once([prepare])
-            if isinstance(outcome, ShoalError):
-                raise outcome
-            return outcome
+        if size > TINY_CHARACTERS or not self.claim_turn(1):
+            return await self.encode_in_thread(prepare, size)
+        [outcome] = self.encode_at_once([prepare])
+        if isinstance(outcome, ShoalError):
+            raise outcome
+        return outcome
+
+    async def encode_in_thread(self, prepare: Prepare, size: int) -> Encoded:
+        """As `encode`, and never on the event loop."""
         answer: asyncio.Future[Encoded] = asyncio.get_running_loop().create_future()
         lane = self._long if size > LONG_CHARACTERS else self._short
         lane.put_nowait(_Job(prepare, size, answer))
         return await answer
 
-    def takes_at_once(self, size: int) -> bool:
-        """Whether one more prompt of that size may be encoded on the event loop, which has
-        heartbeats to send: a tiny one, and not many in a turn."""
-        if size > TINY_CHARACTERS:
-            return False
+    def claim_turn(self, num_prompts: int) -> int:
+        """Takes this turn of the event loop, which has heartbeats to send, for tiny prompts;
+        returns how many of them may be encoded in it."""
         if not self._num_at_once:
             asyncio.get_running_loop().call_soon(self._begin_turn)
-        self._num_at_once += 1
-        return self._num_at_once <= _MAX_AT_ONCE
+        claimed = min(num_prompts, MAX_AT_ONCE - self._num_at_once)
+        self._num_at_once += claimed
+        return claimed
 
     def encode_at_once(self, prepares: Sequence[Prepare]) -> list[Encoded | ShoalError]:
-        """The ids of prompts that `takes_at_once` allowed, or each one's own fault."""
+        """The ids of tiny prompts that `claim_turn` allowed, or each one's own fault. Raises
+        a fault that is no prompt's own."""
         return _encode(self.encoder, prepares)
 
     def _begin_turn(self) -> None:

@@ -201,7 +201,7 @@ async def test_the_tiny_jobs_of_a_message_are_encoded_together_and_a_fault_is_it
     assert batches == [2]
     await call.write(Request(jobs=jobs))
     answers = await results(call, 4)
-    assert batches == [2, 3, 1, 1, 1]
+    assert batches == [2, 3, 3, 1, 1, 1]  # the second time in a thread, and there one by one
     codes = [answers[handle].error.code for handle in range(1, 5)]
     assert codes == [
         0, common_pb2.ERROR_CODE_INTERNAL, 0, common_pb2.ERROR_CODE_INVALID_ARGUMENT
