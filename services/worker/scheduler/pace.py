@@ -59,7 +59,8 @@ class Pace:
             return
         if num_decode and self.decode_time is None:
             return
-        beside = self.decode_time_of(num_decode) or 0.0 if num_decode else 0.0
+        # Without rows, too, a step reads the weights, which is not what its tokens cost.
+        beside = self.decode_time_of(num_decode) or 0.0
         # Never nothing: noise must not make prompt tokens look free for long.
         share = max(duration - beside, 0.1 * duration) / num_prefill
         if self._cost is None:

@@ -15,8 +15,8 @@ _PREFILL_SHARE = 0.75
 _LEAST_SHARE = 0.3  # of it in any case, so that no prompt starves
 _LEAST_CHUNK = 4  # fewer tokens than this cost nearly as much: a chunk fetches all keys before it
 # mixed: of each request but one that waits for its first token, a stream's being 1. Steps with few
-# rows waste the engine: half as much, and a burst of 32 takes a tenth longer altogether.
-_PROMPT_WEIGHT = 8.0
+# rows waste the engine: a burst is over sooner for all when it fills the batch soon.
+_PROMPT_WEIGHT = 12.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Policy:
     mixed           all decode rows, and of the prompts what takes less than a decode step by
                     itself: streams keep more than half the speed they had before the prompts
                     came, and prompts get up to three sevenths of the engine. Where several wait
-                    beside few streams they get more, each but one eight times a stream's share:
+                    beside few streams they get more, each but one twelve times a stream's share:
                     a few early streams do not keep a burst from filling the batch. Until the
                     engine's pace is known, prompts get the rest of the token budget, at least
                     a quarter.

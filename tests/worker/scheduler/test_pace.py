@@ -146,7 +146,7 @@ def test_a_batch_without_streams_takes_the_whole_budget() -> None:
     policy.pace.observe(4, 0, 0.1)
     policy.pace.observe(0, 512, 0.5)
     assert policy.quota(0, 1).prefill_tokens == 512
-    assert policy.quota(4, 1).prefill_tokens == 76
+    assert policy.quota(4, 1).prefill_tokens == 93
 
 
 def test_one_batch_in_seventeen_decodes_alone_to_be_measured() -> None:
@@ -184,6 +184,16 @@ def test_a_tokens_cost_is_told_where_it_was_not_measured() -> None:
     assert pace.prompt_time(3000, found) == pytest.approx(0.06 - fetched, rel=0.1)
 
 
+def test_a_short_prompt_alone_makes_no_token_dear() -> None:
+    """What a step takes whatever is in it is not the tokens' cost."""
+    pace = Pace()
+    for rows in (1, 4, 16, 1):
+        pace.observe(rows, 0, 0.02 + 0.002 * rows)
+    for _ in range(10):
+        pace.observe(0, 3, 0.02 + 3 * 0.002)
+    assert pace.prompt_time(0, 1) == pytest.approx(0.002, rel=0.5)  # not 0.0087
+
+
 def test_one_step_that_was_held_up_changes_little() -> None:
     pace = Pace()
     for _ in range(5):
@@ -204,7 +214,7 @@ def test_many_prompts_beside_few_streams_get_more() -> None:
     policy.pace.observe(4, 0, 0.1)
     policy.pace.observe(0, 512, 0.5)
     sizes = [policy.quota(4, waiting).prefill_tokens for waiting in (1, 2, 4, 8, 400)]
-    assert sizes == [76, 199, 508, 508, 508]
+    assert sizes == [93, 361, 508, 508, 508]
 
 
 def test_a_burst_is_measured_by_the_decode_step_of_its_own_rows() -> None:
