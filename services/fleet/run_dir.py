@@ -8,6 +8,7 @@ import json
 import os
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -86,10 +87,13 @@ class RunDir:
     def close(self) -> None:
         """Gives the directory up, and removes it if it was made for this fleet alone; else what
         the fleet had in it, but for the lock, which another may be about to take."""
-        if self._temporary is not None:
-            self._temporary.remove()
-        else:
-            for path in self.path.iterdir():
-                if path.is_socket() or path.name == _TABLE:
+        try:
+            if self._temporary is not None:
+                self._temporary.remove()
+                return
+            own = (_TABLE, f"{_TABLE}.new")  # services remove their sockets, but for these
+            for path in (*self.path.glob("*.admin.sock"), *(self.path / name for name in own)):
+                with suppress(OSError):
                     path.unlink()
-        self._lock.close()
+        finally:
+            self._lock.close()

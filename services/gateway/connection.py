@@ -140,8 +140,7 @@ class GuardedConnection(HttpToolsProtocol):
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before:  # it reads the scope in a task that has not begun
-            if not self.cycle.keep_alive:
-                self.cycle.transport = _LastAnswer(self)  # type: ignore[assignment]
+            self.cycle.transport = _AnswerTransport(self)  # type: ignore[assignment]
             link = Link(self.cycle)
             self._unanswered = [*(one for one in self._unanswered if not one.answered), link]
             self.scope["extensions"] = {LINK: {"link": link}}
@@ -243,17 +242,12 @@ class GuardedConnection(HttpToolsProtocol):
                 link.tell_gone()
 
 
-class _LastAnswer:
-    """In the place of the transport of the cycle that is a connection's last."""
+class _AnswerTransport:
+    """In the place of a cycle's transport, which a cycle closes after the last answer."""
 
-    __slots__ = ("_connection", "write")
+    __slots__ = ("close", "is_closing", "write")
 
     def __init__(self, connection: GuardedConnection) -> None:
-        self._connection = connection
         self.write = connection.transport.write
-
-    def is_closing(self) -> bool:
-        return self._connection.transport.is_closing()
-
-    def close(self) -> None:
-        self._connection.close_after_answer()
+        self.is_closing = connection.transport.is_closing
+        self.close = connection.close_after_answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import socket
 import tempfile
 from pathlib import Path
@@ -36,9 +37,17 @@ def test_a_fleet_takes_what_is_its_own_out_of_a_directory_that_was_given(tmp_pat
     directory.write_table("http://x", "m", [])
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "worker-0.admin.sock"))
+    with socket.socket(socket.AF_UNIX) as another:
+        another.bind(str(tmp_path / "postgres.sock"))
     (tmp_path / "notes.txt").touch()
     directory.close()
-    assert {path.name for path in tmp_path.iterdir()} == {"lock", "notes.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == {"lock", "notes.txt", "postgres.sock"}
+
+
+def test_a_directory_that_went_meanwhile_is_no_fault(tmp_path: Path) -> None:
+    directory = RunDir.open(str(tmp_path / "fleet"))
+    shutil.rmtree(tmp_path / "fleet")
+    directory.close()
 
 
 def test_a_directory_that_cannot_be_locked_is_not_left(

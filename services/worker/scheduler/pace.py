@@ -17,7 +17,9 @@ import math
 REREAD = 4.5
 _DECODE_WEIGHT = 0.25  # of the newest step in the smoothed decode time
 _DECODE_LIMIT = 1.5  # times that, which no step counts for more than: some are held up
-_ALIKE = 1.5  # times as many rows, or as few, and the smoothed time tells nothing of a step
+_ALIKE = 1.5  # times as many rows and four, or as few, and the smoothed time tells nothing
+_GUESS_LIMIT = 4.0  # times what was expected then, beyond which no step counts
+_FIRST = 4  # steps of a kind, of which the quickest counts: an engine's first ones may be slow
 _NOISE = 0.15  # of a step's time, by which steps with prompt tokens differ from what is expected
 _DECODE_NOISE = 0.05  # and those that decode alone
 _DRIFT = 0.02  # by which prompt tokens' cost may change from a step to the next
@@ -32,8 +34,16 @@ class Pace:
     def __init__(self) -> None:
         self.decode_time: float | None = None  # a step of all that decoded last
         self._rows = 0  # how many those were
+        self.unsure = False  # a single step told what is a guess otherwise; another should
+        self._single = 0.0  # what that one took
         self._by_rows: _LinearCost | None = None
         self._cost: _LinearCost | None = None
+        self._num_decode_steps = self._num_prompt_steps = 0
+
+    @property
+    def settled(self) -> bool:
+        """Enough steps had prompt tokens to promise, or to refuse, by what these cost."""
+        return self._num_prompt_steps > _FIRST
 
     def decode_time_of(self, rows: int) -> float | None:
         """Seconds of a step that decodes so many rows; None if it is not known."""
@@ -63,20 +73,29 @@ class Pace:
         beside = self.decode_time_of(num_decode) or 0.0
         # Never nothing: noise must not make prompt tokens look free for long.
         share = max(duration - beside, 0.1 * duration) / num_prefill
-        if self._cost is None:
+        first = self._num_prompt_steps < _FIRST
+        self._num_prompt_steps += 1
+        if self._cost is None or (first and share < self._cost.at(position)):
             self._cost = _LinearCost(position, share, _DOUBLED)
         self._cost.observe(position, share, _NOISE * duration / num_prefill)
 
     def _observe_decode(self, rows: int, duration: float) -> None:
-        smoothed = self.decode_time_of(rows)
-        if smoothed is None or self._by_rows is None:
-            smoothed = duration
+        expected = self.decode_time_of(rows)
+        first = self._num_decode_steps < _FIRST
+        self._num_decode_steps += 1
+        if expected is None or self._by_rows is None or (first and duration < expected):
+            self.decode_time, self._rows = duration, rows
             self._by_rows = _LinearCost(rows, duration, _DOUBLED_ROWS)
-        if rows * _ALIKE < self._rows or self._rows * _ALIKE < rows:
-            self.decode_time = newest = duration  # what was expected is no more than a guess
+            return
+        if rows > _ALIKE * self._rows + 4 or self._rows > _ALIKE * rows + 4:
+            newest = self.decode_time = min(duration, _GUESS_LIMIT * expected)
+            self._single, self.unsure = duration, True
+        elif self.unsure:
+            newest = self.decode_time = min(duration, self._single)
+            self.unsure = False
         else:
-            newest = min(duration, _DECODE_LIMIT * smoothed)
-            self.decode_time = smoothed + _DECODE_WEIGHT * (newest - smoothed)
+            newest = min(duration, _DECODE_LIMIT * expected)
+            self.decode_time = expected + _DECODE_WEIGHT * (newest - expected)
         self._rows = rows
         self._by_rows.observe(rows, newest, _DECODE_NOISE * newest)
 

@@ -25,6 +25,7 @@ class Planner:
         self.admissions: list[Admission] = []  # of the planned batch, until it is launched
         self.started: list[tuple[int, int]] = []  # (handle, cached tokens), for the first time
         self.stuck = False  # the last plan left somebody waiting
+        self._no_room = False  # for the next of those that wait, when last one was tried
         self._policy = policy
         self._residents = residents
         self._waiting = waiting
@@ -38,7 +39,8 @@ class Planner:
         """
         decoding, prefilling = self._residents.split()
         position = prefilling[0].num_computed if prefilling else 0
-        quota = self._policy.quota(len(decoding), len(prefilling) + len(self._waiting), position)
+        num_prefill = len(prefilling) + self._num_to_come()
+        quota = self._policy.quota(len(decoding), num_prefill, position)
         rows = Rows([], [], 0)
         if quota.decode:
             if not self._make_room(decoding, in_flight=in_flight):
@@ -51,6 +53,12 @@ class Planner:
                 return None
             rows = _decode_rows(decoding)
         return rows
+
+    def _num_to_come(self) -> int:
+        """How many of those that wait may come in: one, perhaps, of those that there was no room
+        for when last one was tried."""
+        most = 1 if self._no_room else max(self._residents.slots.num_free, 1)
+        return min(len(self._waiting), most)
 
     def _make_room(self, decoding: list[Request], *, in_flight: bool) -> bool:
         """Makes room for one token of each request, by preemption if need be.
@@ -83,7 +91,8 @@ class Planner:
     def _admit(self) -> Request | None:
         """Admits the next waiting request, if there is room; nobody behind it is let past."""
         request = self._waiting.peek()
-        if request is None or not self._residents.admit(request):
+        self._no_room = request is not None and not self._residents.admit(request)
+        if request is None or self._no_room:
             return None
         self._waiting.remove(request)
         self.admissions.append(request.admission)

@@ -48,7 +48,7 @@ class Policy:
         self._name = name
         self._budget = max_prefill_tokens
         self._decode_run = self._mixed_run = 0
-        self._calm_rows, self._calm_time = 0, 0.0  # of decode steps when no prompt waited
+        self._calm_rows, self._calm_time = 0, 0.0  # of decode steps before the prompt
         self.pace = Pace()
 
     def quota(self, num_decode: int, num_prefill: int, position: int = 0) -> Quota:
@@ -56,7 +56,7 @@ class Policy:
         the first goes on at a position."""
         if not num_prefill or not num_decode:
             self._decode_run = self._mixed_run = 0
-            self._calm_rows, self._calm_time = num_decode, self.pace.decode_time or 0.0
+            self._note_calm(num_decode)
             return Quota(num_decode > 0, self._budget)
         if self._name == "mixed":
             return Quota(True, self._mixed_prefill(num_decode, num_prefill, position))
@@ -69,6 +69,8 @@ class Policy:
     def _mixed_prefill(self, num_decode: int, num_prefill: int, position: int) -> int:
         """The prompt tokens that go along with decode rows."""
         most = max(self._budget - num_decode, self._budget // 4, 1)
+        if not position:  # the next prompt begins
+            self._note_calm(num_decode)
         decode = self.pace.decode_time_of(num_decode)
         if decode is None:
             return most
@@ -78,10 +80,13 @@ class Policy:
         if fitting is None:
             return most
         self._mixed_run += 1
-        if self._mixed_run > _MIXED_RUN:
+        if self._mixed_run > _MIXED_RUN or self.pace.unsure:
             self._mixed_run = 0
             return 0
         return min(max(fitting, _LEAST_CHUNK), most)
+
+    def _note_calm(self, num_decode: int) -> None:
+        self._calm_rows, self._calm_time = num_decode, self.pace.decode_time_of(num_decode) or 0.0
 
     def _calm_share(self, num_decode: int, decode: float) -> float:
         """Of a decode step's time, what prompts may add to it.

@@ -193,8 +193,11 @@ class Scheduler:
 
     def _least_time(self, request: Request) -> float:
         """Seconds that a request needs if it is next, at twice the measured speed: who is
-        dropped by this could not have been in time."""
+        dropped by this could not have been in time. 0 until the engine has shown its pace, or
+        slow first steps would have everybody dropped, and nothing would show another."""
         pace = self._policy.pace
+        if not pace.settled:
+            return 0.0
         cached = 0
         if request.prompt_logprobs is None:
             cached = self._residents.kv.cached_tokens(request.prefill_ids, request.cache_salt)

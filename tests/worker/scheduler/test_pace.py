@@ -246,6 +246,59 @@ def test_many_more_streams_than_were_measured_do_not_starve_a_prompt(rows: int) 
     assert min(size for size in sizes[sizes.index(0) :] if size) > 0.5 * fitting
 
 
+def test_one_slow_step_of_other_rows_is_not_believed() -> None:
+    policy = Policy("mixed", 2048)
+    for _ in range(50):
+        policy.pace.observe(4, 0, 0.02)
+        policy.pace.observe(0, 100, 0.12)
+    policy.pace.observe(16, 0, 3.0)
+    assert policy.quota(16, 1).prefill_tokens == 0  # it is looked at once more
+    policy.pace.observe(16, 0, 0.03)
+    assert policy.pace.decode_time == 0.03
+    assert 10 < policy.quota(16, 1).prefill_tokens < 40
+
+
+@pytest.mark.parametrize("slow", [1.0, 30.0])
+def test_slow_first_steps_are_forgotten(slow: float) -> None:
+    pace = Pace()
+    pace.observe(1, 0, slow)
+    pace.observe(0, 4, slow)
+    assert not pace.settled
+    for _ in range(5):
+        pace.observe(1, 0, 0.01)
+        pace.observe(0, 100, 0.11)
+    assert pace.settled
+    assert pace.decode_time == pytest.approx(0.01)
+    assert pace.prompt_time(0, 1) == pytest.approx(0.001, rel=0.3)
+
+
+@pytest.mark.parametrize("queued", [1, 4, 30])
+def test_what_waits_for_a_slot_does_not_widen_the_gaps(queued: int) -> None:
+    """A queue behind full slots is no burst that could fill the batch."""
+    info = make_info(page_size=16, num_pages=2000, max_model_len=8192, max_prefill_tokens=512)
+    harness = Harness(
+        info,
+        schedule="mixed",
+        max_running=NUM_STREAMS + 1,
+        overlap=True,
+        engine=TimedEngine(info, NUM_STREAMS + 1, COSTS["a CPU"]),
+    )
+    streams = [harness.submit([seed] * 20, 4000) for seed in range(NUM_STREAMS)]
+    while not all(len(client.tokens) > 60 for client in streams):
+        harness.step()
+    times = [clock(harness)]
+    long = harness.submit(PROMPT, 1)
+    for seed in range(queued):
+        harness.submit([seed] * 3000, 4)
+    while not long.tokens:
+        count = len(streams[0].tokens)
+        harness.step()
+        if len(streams[0].tokens) > count:
+            times.append(clock(harness))
+    gaps = np.diff(times)
+    assert float(np.percentile(gaps, 99)) < 2.0 * (0.030 + 0.003 * NUM_STREAMS)
+
+
 @pytest.mark.parametrize("num_early", [1, 4])
 def test_a_few_early_streams_do_not_keep_a_burst_from_filling_the_batch(num_early: int) -> None:
     def seconds(schedule: Schedule) -> float:
