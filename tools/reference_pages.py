@@ -103,6 +103,9 @@ def rest_page() -> str:
 
 def _fields(schema: dict[str, Any], document: dict[str, Any]) -> Iterator[str]:
     schema = _resolved(schema, document)
+    for number, one in enumerate(options := schema.get("anyOf") or schema.get("oneOf") or ()):
+        yield f"{'Either' if not number else 'Or'} {_type(one)}:\n" if options[1:] else ""
+        yield from _fields(one, document)
     needed = schema.get("required", ())
     if not schema.get("properties"):
         return

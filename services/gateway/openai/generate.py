@@ -24,14 +24,22 @@ DEFAULT_MAX_TOKENS = 16
 class _Kind(msgspec.Struct):
     """Enough of a body to tell SGLang's shape by."""
 
+    prompt: msgspec.Raw = msgspec.Raw()
     text: msgspec.Raw = msgspec.Raw()
     input_ids: msgspec.Raw = msgspec.Raw()
     sampling_params: msgspec.Raw = msgspec.Raw()
 
-    @property
     def is_sglang(self) -> bool:
-        given = (self.text, self.input_ids, self.sampling_params)
-        return any(bytes(value) not in (b"", b"null") for value in given)
+        """Raises InvalidRequest if it is of both shapes."""
+        its_prompt = _given(self.text) or _given(self.input_ids)
+        if its_prompt and _given(self.prompt):
+            raise InvalidRequest("prompt is given beside text or input_ids", param="prompt")
+        return its_prompt or _given(self.sampling_params)
+
+
+def _given(value: msgspec.Raw) -> bool:
+    seen = memoryview(value)
+    return len(seen) > 0 and (len(seen) != 4 or bytes(seen) != b"null")
 
 
 async def parse_generate(raw: bytes, caller: Caller, gateway: Gateway) -> Job:
@@ -40,7 +48,7 @@ async def parse_generate(raw: bytes, caller: Caller, gateway: Gateway) -> Job:
     Raises:
         InvalidRequest, Unsupported.
     """
-    if decode(raw, _Kind).is_sglang:
+    if decode(raw, _Kind).is_sglang():
         return parse_sglang(raw, caller)
     body = decode(raw, GenerateBody)
     prompt: Prompt = (

@@ -1,6 +1,7 @@
 """POST /generate in SGLang's shape: `text` or `input_ids` with `sampling_params`.
 
-Each event of a stream has all of the answer so far, as there.
+Each event of a stream has all of the text so far, as there; the ids come with the last. Logprobs
+are not streamed: to repeat them in each event would cost the gateway their number's square.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from services.gateway.openai.schema import SamplingBody, SGLangBody, SGLangSampl
 from services.gateway.openai.structured import sglang_grammar_of
 from services.gateway.sse import DONE, json_event, json_object
 
+_MAX_RID = 256  # characters, as of x-request-id
+
 # Names of errors, where ours are not SGLang's.
 _TOP_LEVEL = frozenset({"model", "timeout", "priority", "cache_salt"})
 _RENAMED = {
@@ -56,6 +59,14 @@ def parse_sglang(raw: bytes, caller: Caller) -> Job:
     options = body.sampling_params or SGLangSampling()
     refuse(body, fields.SGLANG.refused)
     refuse(options, fields.SGLANG_SAMPLING.refused, within="sampling_params")
+    if body.stream and body.return_logprob:
+        raise InvalidRequest(
+            "return_logprob is not supported in a stream of /generate; ask for it without stream,"
+            " or for logprobs at /v1/completions",
+            param="return_logprob",
+        )
+    if body.rid is not None and len(body.rid) > _MAX_RID:
+        raise InvalidRequest(f"rid is longer than {_MAX_RID} characters", param="rid")
     names = _names(body)
     try:
         request = _request(body, options, caller)
@@ -149,7 +160,10 @@ class SGLangAnswer:
         self._so_far.add(chunk)
         if not (chunk.text or chunk.finish_reason):
             return b""
-        return json_event(json_object(self._fields(self._so_far, self._whole.usage)))
+        answer = self._fields(self._so_far, self._whole.usage)
+        if not chunk.finish_reason:
+            del answer["output_ids"]
+        return json_event(json_object(answer))
 
     def text_event(self, index: int, text: str) -> bytes | None:
         return None  # an event tells of more than its own text

@@ -34,10 +34,10 @@ class Policy:
                     prompt stalls the streams
     decode-first    decode while there is any; prompts get one batch in 17
     mixed           all decode rows, and of the prompts what takes less than a decode step by
-                    itself: streams keep more than half the speed they had before the prompts
-                    came, and prompts get up to three sevenths of the engine. Where several wait
-                    beside few streams they get more, each but one twelve times a stream's share:
-                    a few early streams do not keep a burst from filling the batch. Until the
+                    itself: beside one prompt streams keep more than half the speed they had
+                    before it came, and it gets up to three sevenths of the engine. Of several
+                    that may come in each but one counts as twelve streams: where that is more
+                    than the streams there are, these wait until the batch is full. Until the
                     engine's pace is known, prompts get the rest of the token budget, at least
                     a quarter.
     """

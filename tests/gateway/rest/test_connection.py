@@ -239,14 +239,16 @@ async def test_a_client_refused_while_it_sends_gets_the_answer(
         assert json.loads(await reader.read())["error"]["message"]
 
 
+@pytest.mark.parametrize("limits", [ConnectionLimits(4096, read_timeout=30, max_connections=5)])
 @pytest.mark.parametrize(
     ("length", "begin", "status"),
     [(10**9, b"", 413), (90_000, b"[" * 60_000, 400)],
     ids=["too large", "too deep"],
 )
 async def test_so_does_one_whose_body_is_refused_while_it_sends_its_last_request(
-    address: Address, length: int, begin: bytes, status: int
+    address: Address, length: int, begin: bytes, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("services.gateway.connection._LINGER_SECONDS", 30)
     async with connected(address) as (reader, writer):
         writer.write(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % length + begin)
         answer = await reader.readuntil(b"\r\n\r\n")

@@ -92,7 +92,7 @@ async def test_each_event_has_the_text_so_far(
     gateway.script = lambda request: words("one", " two\u2028", "", " three", finish="length")
     stream = events(await client.post(PATH, json={"text": "hi", "stream": True}))
     assert [event["text"] for event in stream] == ["one", "one two\u2028", "one two\u2028 three"]
-    assert [event["output_ids"] for event in stream] == [[100], [100, 101], [100, 101, 102, 103]]
+    assert [event.get("output_ids") for event in stream] == [None, None, [100, 101, 102, 103]]
     reasons = [event["meta_info"]["finish_reason"] for event in stream]
     assert reasons == [None, None, {"type": "length", "length": 4}]
     assert [event["meta_info"]["completion_tokens"] for event in stream] == [1, 2, 4]
@@ -106,17 +106,16 @@ async def test_what_matched_is_told(client: httpx.AsyncClient, gateway: FakeGate
     assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": "END"}
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_logprobs(client: httpx.AsyncClient, gateway: FakeGateway, stream: bool) -> None:
+async def test_logprobs(client: httpx.AsyncClient, gateway: FakeGateway) -> None:
     scores = [TokenLogprobs(id, -id / 8, ((id, -id / 8), (9, -4.0))) for id in (1, 2)]
     gateway.script = lambda request: [
         Chunk(0, "a", [1], scores[:1]),
         Chunk(0, "b", [2], scores[1:], finish_reason="stop"),
     ]
-    body = {"text": "hi", "stream": stream, "return_logprob": True, "logprob_start_len": -1}
+    body = {"text": "hi", "return_logprob": True, "logprob_start_len": -1}
     for top in (0, 2):
         response = await client.post(PATH, json={**body, "top_logprobs_num": top})
-        meta = (events(response)[-1] if stream else response.json())["meta_info"]
+        meta = response.json()["meta_info"]
         assert meta["output_token_logprobs"] == [[-0.125, 1, None], [-0.25, 2, None]]
         if top:
             assert meta["output_top_logprobs"] == [
@@ -133,6 +132,9 @@ async def test_logprobs(client: httpx.AsyncClient, gateway: FakeGateway, stream:
     [
         ({"sampling_params": {}, "prompt": "hi"}, "text"),
         ({"text": "hi", "input_ids": [1]}, "input_ids"),
+        ({"text": "hi", "prompt": "ho"}, "prompt"),
+        ({"text": "hi", "stream": True, "return_logprob": True}, "return_logprob"),
+        ({"text": "hi", "rid": "x" * 257}, "rid"),
         ({"text": ["a", "b"]}, "text"),
         ({"input_ids": []}, "input_ids"),
         ({"input_ids": [-1]}, "input_ids"),
