@@ -42,8 +42,8 @@ class Pace:
 
     @property
     def settled(self) -> bool:
-        """Enough steps had prompt tokens to promise, or to refuse, by what these cost."""
-        return self._num_prompt_steps > _FIRST
+        """More than the first, perhaps slow step had prompt tokens: enough to refuse by."""
+        return self._num_prompt_steps > 1
 
     def decode_time_of(self, rows: int) -> float | None:
         """Seconds of a step that decodes so many rows; None if it is not known."""
