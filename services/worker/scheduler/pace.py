@@ -73,7 +73,8 @@ class Pace:
         beside = self.decode_time_of(num_decode) or 0.0
         # Never nothing: noise must not make prompt tokens look free for long.
         share = max(duration - beside, 0.1 * duration) / num_prefill
-        first = self._num_prompt_steps < _FIRST
+        # Beside as many decode rows a share is mostly noise, of which the least would be believed.
+        first = self._num_prompt_steps < _FIRST and beside < 0.5 * duration
         self._num_prompt_steps += 1
         if self._cost is None or (first and share < self._cost.at(position)):
             self._cost = _LinearCost(position, share, _DOUBLED)

@@ -258,6 +258,19 @@ def test_one_slow_step_of_other_rows_is_not_believed() -> None:
     assert 10 < policy.quota(16, 1).prefill_tokens < 40
 
 
+def test_a_quick_step_beside_streams_makes_no_token_cheap() -> None:
+    pace = Pace()
+    for _ in range(20):
+        pace.observe(16, 0, 0.08)
+    pace.observe(0, 256, 0.5)
+    before = pace.tokens_in(0.06)
+    pace.observe(16, 30, 0.07)  # quicker than without the prompt, by chance
+    after = pace.tokens_in(0.06)
+    assert before is not None
+    assert after is not None
+    assert after < 2 * before
+
+
 @pytest.mark.parametrize("slow", [1.0, 30.0])
 def test_slow_first_steps_are_forgotten(slow: float) -> None:
     pace = Pace()
