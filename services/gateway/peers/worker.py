@@ -69,7 +69,7 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
         self._watched = False  # this session was asked for the engine's steps
         self._index = index
         self._num_reported = 0  # running or waiting, as reported
-        self._unreported = 0  # submitted since the worker last reported its load
+        self._unreported: set[int] = set()  # handles that the reported load cannot know of
         self._unproven: set[int] = set()  # handles without a token yet
         self._clock = asyncio.get_running_loop().time
 
@@ -93,7 +93,7 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
     @property
     def load(self) -> int:
         """Requests there: as reported, and what this gateway sent since or knows better."""
-        return max(self._num_reported + self._unreported, len(self._handlers))
+        return max(self._num_reported + len(self._unreported), len(self._handlers))
 
     @property
     def room(self) -> int:
@@ -109,14 +109,15 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
         few = max(1, max_running // _WAITING_SHARE)
         load = self.reported
         free = 0 if load.num_waiting else max_running - load.num_running
-        return max(free + few - load.num_waiting - self._unreported, few - len(self._handlers))
+        taken = load.num_waiting + len(self._unreported)
+        return max(free + few - taken, few - len(self._handlers))
 
     def submit(self, submit: worker_pb2.Submit, sink: TokenSink) -> Submission:
         """Sends a request; its handle is filled in. Raises PeerLost without a session."""
         submit.handle = self._add(sink)
         self.outbox.pending.submits.append(submit)
         self.outbox.notify()
-        self._unreported += 1
+        self._unreported.add(submit.handle)
         self._unproven.add(submit.handle)
         if not self.breaker.closed:
             self.breaker.sending(self._clock())
@@ -171,6 +172,7 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
         if step.HasField("load"):
             self._take_load(step.load)
         for handle in step.accepted:
+            self._unreported.discard(handle)  # the load beside it counts it
             if sink := self._handlers.get(handle):
                 sink.on_accepted()
         for started in step.started:
@@ -192,7 +194,6 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
         self.reported = load
         self.speed.observe(self._last_heard, load)
         self._num_reported = load.num_running + load.num_waiting
-        self._unreported = 0
         if load.has_digest:
             self._index.report(self.address, load.prefix_digest)
 
@@ -269,6 +270,7 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
 
     def _free(self, handle: int) -> TokenSink | None:
         self._unproven.discard(handle)
+        self._unreported.discard(handle)
         return super()._free(handle)
 
     def _take_logprobs(self, step: worker_pb2.StepFrame) -> dict[int, list[TokenLogprobs]]:
@@ -289,7 +291,7 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
         if self._unproven and not self._draining:
             self._fail()  # once, however many it took with it
         self._unproven.clear()
-        self._unreported = 0
+        self._unreported.clear()
         self._watched = False
 
     def _on_released(self) -> None:

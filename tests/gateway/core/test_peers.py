@@ -299,6 +299,35 @@ async def test_a_new_session_has_nothing_unreported() -> None:
     assert peer.load == 0
 
 
+async def test_a_load_told_before_a_request_arrived_leaves_no_room_for_another() -> None:
+    peer = WorkerPeer("a:1", SessionTimes(), lambda: None, PrefixIndex())
+    info = worker_pb2.WorkerInfo(epoch=1, max_running_requests=2)
+    peer._on_frame(Response(info=info))  # two run and one waits
+    handles = []
+    for room in (2, 1, 0):
+        submit = worker_pb2.Submit()
+        peer.submit(submit, Mock())
+        handles.append(submit.handle)
+        assert peer.room == room
+    for told, accepted, room, load in (
+        (worker_pb2.Load(), [], 0, 3),  # on their way to it
+        (worker_pb2.Load(num_running=1), handles[:1], 0, 3),
+        (worker_pb2.Load(num_running=2), handles[1:2], 0, 3),
+        (worker_pb2.Load(num_running=2, num_waiting=1), handles[2:], 0, 3),
+        (worker_pb2.Load(num_running=2, num_waiting=2), [], -1, 4),  # another gateway's
+    ):
+        step = worker_pb2.StepFrame(epoch=1, load=told, accepted=accepted)
+        peer._on_frame(Response(step=step))
+        assert (peer.room, peer.load) == (room, load)
+    step = worker_pb2.StepFrame(epoch=1, load=worker_pb2.Load())
+    step.finished.extend(worker_pb2.Finished(handle=handle) for handle in handles)
+    peer._on_frame(Response(step=step))
+    assert (peer.room, peer.load) == (3, 0)
+    submit, sink = worker_pb2.Submit(), Mock()
+    peer.submit(submit, sink).abort()
+    assert (peer.room, peer.load) == (3, 0)
+
+
 async def test_a_probe_that_fails_tells_when_the_next_may_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
