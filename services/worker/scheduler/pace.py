@@ -18,7 +18,6 @@ REREAD = 4.5
 _DECODE_WEIGHT = 0.25  # of the newest step in the smoothed decode time
 _DECODE_LIMIT = 1.5  # times that, which no step counts for more than: some are held up
 _ALIKE = 1.5  # times as many rows and four, or as few, and the smoothed time tells nothing
-_GUESS_LIMIT = 4.0  # times what was expected then, beyond which no step counts
 _FIRST = 4  # steps of a kind, of which the quickest counts: an engine's first ones may be slow
 _NOISE = 0.15  # of a step's time, by which steps with prompt tokens differ from what is expected
 _DECODE_NOISE = 0.05  # and those that decode alone
@@ -89,7 +88,7 @@ class Pace:
             self._by_rows = _LinearCost(rows, duration, _DOUBLED_ROWS)
             return
         if rows > _ALIKE * self._rows + 4 or self._rows > _ALIKE * rows + 4:
-            newest = self.decode_time = min(duration, _GUESS_LIMIT * expected)
+            newest = self.decode_time = duration
             self._single, self.unsure = duration, True
         elif self.unsure:
             newest = self.decode_time = min(duration, self._single)

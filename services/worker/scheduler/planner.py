@@ -9,7 +9,7 @@ from collections import deque
 
 from services.worker.core import Admission
 from services.worker.scheduler.batching import Rows
-from services.worker.scheduler.policy import Policy
+from services.worker.scheduler.policy import Policy, Quota
 from services.worker.scheduler.request import Request, State
 from services.worker.scheduler.residents import Residents
 from services.worker.scheduler.stats import Counters
@@ -25,7 +25,7 @@ class Planner:
         self.admissions: list[Admission] = []  # of the planned batch, until it is launched
         self.started: list[tuple[int, int]] = []  # (handle, cached tokens), for the first time
         self.stuck = False  # the last plan left somebody waiting
-        self._no_room = False  # for the next of those that wait, when last one was tried
+        self._next_prompt: Request | None = None  # the first to go on, when last it was looked at
         self._policy = policy
         self._residents = residents
         self._waiting = waiting
@@ -38,9 +38,7 @@ class Planner:
         writes to must not be given away under it.
         """
         decoding, prefilling = self._residents.split()
-        position = prefilling[0].num_computed if prefilling else 0
-        num_prefill = len(prefilling) + self._num_to_come()
-        quota = self._policy.quota(len(decoding), num_prefill, position)
+        quota = self._quota(len(decoding), prefilling)
         rows = Rows([], [], 0)
         if quota.decode:
             if not self._make_room(decoding, in_flight=in_flight):
@@ -54,11 +52,21 @@ class Planner:
             rows = _decode_rows(decoding)
         return rows
 
-    def _num_to_come(self) -> int:
-        """How many of those that wait may come in: one, perhaps, of those that there was no room
-        for when last one was tried."""
-        most = 1 if self._no_room else max(self._residents.slots.num_free, 1)
-        return min(len(self._waiting), most)
+    def _quota(self, num_decode: int, prefilling: list[Request]) -> Quota:
+        """What the policy allows beside so many rows, by the prompts there are and may come."""
+        waiting = self._waiting.peek()
+        to_come = cached = 0
+        if waiting is not None:
+            fitting, cached = self._residents.num_fitting(waiting)
+            # Where no prompt is being computed one is tried, since `fitting` is an estimate.
+            to_come = min(len(self._waiting), max(fitting, 0 if prefilling else 1))
+        prompt, position = (
+            (prefilling[0], prefilling[0].num_computed) if prefilling else (waiting, cached)
+        )
+        begins, self._next_prompt = prompt is not self._next_prompt, prompt
+        return self._policy.quota(
+            num_decode, len(prefilling) + to_come, position=position, begins=begins
+        )
 
     def _make_room(self, decoding: list[Request], *, in_flight: bool) -> bool:
         """Makes room for one token of each request, by preemption if need be.
@@ -91,8 +99,7 @@ class Planner:
     def _admit(self) -> Request | None:
         """Admits the next waiting request, if there is room; nobody behind it is let past."""
         request = self._waiting.peek()
-        self._no_room = request is not None and not self._residents.admit(request)
-        if request is None or self._no_room:
+        if request is None or not self._residents.admit(request):
             return None
         self._waiting.remove(request)
         self.admissions.append(request.admission)

@@ -37,9 +37,9 @@ class Policy:
                     itself: beside one prompt streams keep more than half the speed they had
                     before it came, and it gets up to three sevenths of the engine. Of several
                     that may come in each but one counts as twelve streams: where that is more
-                    than the streams there are, these wait until the batch is full. Until the
-                    engine's pace is known, prompts get the rest of the token budget, at least
-                    a quarter.
+                    than the streams there are, steps are long until the batch is full. Until
+                    the engine's pace is known, prompts get the rest of the token budget, at
+                    least a quarter.
     """
 
     def __init__(
@@ -51,13 +51,17 @@ class Policy:
         self._calm_rows, self._calm_time = 0, 0.0  # of decode steps before the prompt
         self.pace = Pace()
 
-    def quota(self, num_decode: int, num_prefill: int, position: int = 0) -> Quota:
+    def quota(
+        self, num_decode: int, num_prefill: int, *, position: int = 0, begins: bool = False
+    ) -> Quota:
         """`num_decode` requests could decode, and prompts of `num_prefill` be computed, of which
-        the first goes on at a position."""
+        the first goes on at a position, or begins there."""
         if not num_prefill or not num_decode:
             self._decode_run = self._mixed_run = 0
             self._note_calm(num_decode)
             return Quota(num_decode > 0, self._budget)
+        if begins:
+            self._note_calm(num_decode)
         if self._name == "mixed":
             return Quota(True, self._mixed_prefill(num_decode, num_prefill, position))
         if self._name == "decode-first" and self._decode_run < _DECODE_RUN:
@@ -69,8 +73,6 @@ class Policy:
     def _mixed_prefill(self, num_decode: int, num_prefill: int, position: int) -> int:
         """The prompt tokens that go along with decode rows."""
         most = max(self._budget - num_decode, self._budget // 4, 1)
-        if not position:  # the next prompt begins
-            self._note_calm(num_decode)
         decode = self.pace.decode_time_of(num_decode)
         if decode is None:
             return most

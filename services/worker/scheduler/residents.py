@@ -29,6 +29,7 @@ class Residents:
         self._last_done = 0  # the last step whose batch is done
         self._num_gains = 0  # times that room, or a cached prefix, may have been won
         self._refusal = (0, 0)  # the sequence number last refused, and the gains by then
+        self._cached = ((0, 0), 0)  # the same of the last that was looked at; its cached tokens
 
     @property
     def num_running(self) -> int:
@@ -79,6 +80,21 @@ class Residents:
         request.num_computed = table.num_shared * self._page_size
         self._running[request.handle] = request
         return True
+
+    def num_fitting(self, request: Request) -> tuple[int, int]:
+        """How many requests like a waiting one there are slots and pages for, about; and how many
+        of its ids are cached."""
+        ids, cached = request.prefill_ids, 0
+        if request.prompt_logprobs is None:
+            attempt = (request.sequence, self._num_gains)
+            if attempt != self._cached[0]:
+                self._cached = attempt, self.kv.cached_tokens(ids, request.cache_salt)
+            cached = self._cached[1]
+        # Cached pages are taken once; each request must be left one page more, as in `admit`.
+        shared = cached // self._page_size
+        left = self.kv.num_available - shared - len(self._running) + 1
+        each = self.kv.pages_for(len(ids)) - shared + 1
+        return max(min(self.slots.num_free, left // each), 0), cached
 
     def without_room(self, requests: Iterable[Request]) -> list[Request]:
         """Those whose pages do not hold the token after those computed."""

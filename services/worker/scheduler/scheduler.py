@@ -193,10 +193,10 @@ class Scheduler:
 
     def _least_time(self, request: Request) -> float:
         """Seconds that a request needs if it is next, at twice the measured speed: who is
-        dropped by this could not have been in time. 0 until the engine has shown its pace, or
-        slow first steps would have everybody dropped, and nothing would show another."""
+        dropped by this could not have been in time. 0 until the engine has shown its pace, and
+        while it is idle: if all were dropped for one slow step, nothing would show another."""
         pace = self._policy.pace
-        if not pace.settled:
+        if not pace.settled or not self._residents.num_running:
             return 0.0
         cached = 0
         if request.prompt_logprobs is None:

@@ -11,7 +11,7 @@ import pytest
 from services.worker.core import Batch
 from services.worker.scheduler.pace import REREAD, Pace
 from services.worker.scheduler.policy import Policy
-from tests.worker.scheduler.harness import Cost, Harness, Schedule, TimedEngine, make_info
+from tests.worker.scheduler.harness import Client, Cost, Harness, Schedule, TimedEngine, make_info
 
 NUM_STREAMS = 16
 PROMPT = [(7 * i + i // 250) % 250 for i in range(6000)]
@@ -149,6 +149,18 @@ def test_a_batch_without_streams_takes_the_whole_budget() -> None:
     assert policy.quota(4, 1).prefill_tokens == 93
 
 
+def test_a_steps_length_before_a_prompt_is_noted_when_the_next_one_begins() -> None:
+    policy = Policy("mixed", 512)
+    for _ in range(20):
+        policy.pace.observe(16, 0, 0.05)
+    policy.quota(16, 0)
+    policy.pace.observe(0, 512, 0.5)
+    for _ in range(20):
+        policy.pace.observe(16, 0, 0.1)
+    sizes = [policy.quota(16, 1, begins=begins).prefill_tokens for begins in (False, True, False)]
+    assert 1.5 * sizes[0] < sizes[1] == sizes[2]
+
+
 def test_one_batch_in_seventeen_decodes_alone_to_be_measured() -> None:
     policy = Policy("mixed", 512)
     policy.pace.observe(4, 0, 0.1)
@@ -246,16 +258,25 @@ def test_many_more_streams_than_were_measured_do_not_starve_a_prompt(rows: int) 
     assert min(size for size in sizes[sizes.index(0) :] if size) > 0.5 * fitting
 
 
-def test_one_slow_step_of_other_rows_is_not_believed() -> None:
+@pytest.mark.parametrize("steps", [(3.0, 0.03), (0.03, 3.0)])
+def test_one_slow_step_of_other_rows_is_not_believed(steps: tuple[float, float]) -> None:
     policy = Policy("mixed", 2048)
     for _ in range(50):
         policy.pace.observe(4, 0, 0.02)
         policy.pace.observe(0, 100, 0.12)
-    policy.pace.observe(16, 0, 3.0)
+    policy.pace.observe(16, 0, steps[0])
     assert policy.quota(16, 1).prefill_tokens == 0  # it is looked at once more
-    policy.pace.observe(16, 0, 0.03)
+    policy.pace.observe(16, 0, steps[1])
     assert policy.pace.decode_time == 0.03
     assert 10 < policy.quota(16, 1).prefill_tokens < 40
+
+
+def test_a_few_streams_more_are_no_reason_to_look_twice() -> None:
+    policy = Policy("mixed", 2048)
+    policy.pace.observe(1, 0, 0.02)
+    policy.pace.observe(0, 100, 0.12)
+    policy.pace.observe(4, 0, 0.025)
+    assert policy.quota(4, 1).prefill_tokens > 0
 
 
 def test_a_quick_step_beside_streams_makes_no_token_cheap() -> None:
@@ -285,31 +306,57 @@ def test_slow_first_steps_are_forgotten(slow: float) -> None:
     assert pace.prompt_time(0, 1) == pytest.approx(0.001, rel=0.3)
 
 
-@pytest.mark.parametrize("queued", [1, 4, 30])
-def test_what_waits_for_a_slot_does_not_widen_the_gaps(queued: int) -> None:
-    """A queue behind full slots is no burst that could fill the batch."""
-    info = make_info(page_size=16, num_pages=2000, max_model_len=8192, max_prefill_tokens=512)
-    harness = Harness(
-        info,
-        schedule="mixed",
-        max_running=NUM_STREAMS + 1,
-        overlap=True,
-        engine=TimedEngine(info, NUM_STREAMS + 1, COSTS["a CPU"]),
-    )
-    streams = [harness.submit([seed] * 20, 4000) for seed in range(NUM_STREAMS)]
-    while not all(len(client.tokens) > 60 for client in streams):
-        harness.step()
+def gaps_beside(harness: Harness, streams: list[Client], prompt: list[int]) -> list[float]:
+    """Seconds between a stream's tokens while a prompt is computed."""
     times = [clock(harness)]
-    long = harness.submit(PROMPT, 1)
-    for seed in range(queued):
-        harness.submit([seed] * 3000, 4)
-    while not long.tokens:
+    client = harness.submit(prompt, 1)
+    while not client.tokens:
         count = len(streams[0].tokens)
         harness.step()
         if len(streams[0].tokens) > count:
             times.append(clock(harness))
-    gaps = np.diff(times)
-    assert float(np.percentile(gaps, 99)) < 2.0 * (0.030 + 0.003 * NUM_STREAMS)
+    return [after - before for before, after in pairwise(times)]
+
+
+@pytest.mark.parametrize("lacking", ["slots", "pages"])
+@pytest.mark.parametrize("num_streams", [1, 4, 16])
+@pytest.mark.parametrize("queued", [1, 30])
+def test_what_cannot_come_in_does_not_widen_the_gaps(
+    lacking: str, num_streams: int, queued: int
+) -> None:
+    """A queue behind full slots or pages is no burst that could fill the batch."""
+    slots = num_streams + 1 if lacking == "slots" else 64
+    pages = 2000 if lacking == "slots" else 6 * num_streams + 125 + 187  # the next needs 188
+    info = make_info(page_size=16, num_pages=pages, max_model_len=8192, max_prefill_tokens=512)
+    engine = TimedEngine(info, slots, COSTS["a CPU"])
+    harness = Harness(info, schedule="mixed", max_running=slots, engine=engine)
+    streams = [harness.submit([seed] * 20, 4000) for seed in range(num_streams)]
+    while not all(len(client.tokens) > 60 for client in streams):
+        harness.step()
+    for seed in range(queued):
+        harness.submit([100 + seed] * 3000, 4, priority=-100)
+    gaps = gaps_beside(harness, streams, PROMPT[:2000])
+    ratio = float(np.percentile(gaps, 99)) / (0.030 + 0.003 * num_streams)
+    print(f"p99 gap x {ratio:.2f}")
+    assert ratio < 2.0
+
+
+def test_a_prompt_whose_beginning_is_cached_starts_with_a_chunk_of_its_position() -> None:
+    info = make_info(page_size=16, num_pages=3000, max_model_len=8192, max_prefill_tokens=512)
+    engine = TimedEngine(info, 32, embedded(REREAD))
+    harness = Harness(info, schedule="mixed", max_running=32, engine=engine)
+    harness.submit(PROMPT[:5000], 1)
+    harness.run()
+    streams = [harness.submit([seed] * 20, 4000) for seed in range(NUM_STREAMS)]
+    while not all(len(client.tokens) > 60 for client in streams):
+        harness.step()
+    start = clock(harness)
+    harness.step()
+    calm = clock(harness) - start
+    for last in range(200, 203):
+        gaps = gaps_beside(harness, streams, [*PROMPT[:4990], *[last] * 200])
+        print([round(gap / calm, 2) for gap in gaps])
+        assert max(gaps) < 2.0 * calm
 
 
 @pytest.mark.parametrize("num_early", [1, 4])

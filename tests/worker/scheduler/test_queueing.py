@@ -95,6 +95,34 @@ def test_a_deadline_that_cannot_be_met_is_answered_before_it_passes() -> None:
     assert harness.scheduler.counters.num_late == 4
 
 
+def test_slow_first_steps_have_no_deadline_refused_for_ever() -> None:
+    """An engine that is idle is tried, and shows another pace."""
+    info = make_info(max_prefill_tokens=50)
+    slow = [50.0] * 4
+    engine = TimedEngine(info, 1, lambda batch: slow.pop() if slow else 0.05)
+    harness = Harness(info, max_running=1, engine=engine)
+    harness.submit([1] * 100, 2)
+    harness.run()
+    for number in range(10):
+        sampling = SamplingParams(max_tokens=4, min_tokens=4)
+        client = harness.submit([2 + number] * 100, sampling=sampling, timeout=4.0)
+        harness.run()
+        assert client.reason is FinishReason.LENGTH
+
+
+def test_nobody_behind_a_slow_first_step_is_refused_for_it() -> None:
+    info = make_info(max_prefill_tokens=50)
+    slow = [50.0]
+    engine = TimedEngine(info, 1, lambda batch: slow.pop() if slow else 0.05)
+    harness = Harness(info, max_running=1, engine=engine)
+    running = harness.submit([1] * 50, 20)
+    while not running.tokens:
+        harness.step()
+    clients = [harness.submit([2 + number] * 50, 2, timeout=10.0) for number in range(5)]
+    harness.run()
+    assert all(client.reason is FinishReason.LENGTH for client in clients)
+
+
 def test_a_full_queue_turns_new_work_away_but_no_resume() -> None:
     harness = Harness(max_running=1, max_queue=2)
     clients = [harness.submit([number], 3) for number in range(5)]
