@@ -230,6 +230,7 @@ class StepFrame(_message.Message):
     STARTED_FIELD_NUMBER: _builtins.int
     MOVED_FIELD_NUMBER: _builtins.int
     PREFILLED_FIELD_NUMBER: _builtins.int
+    COMPILING_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Changes with every start of the engine."""
     step: _builtins.int
@@ -282,6 +283,12 @@ class StepFrame(_message.Message):
         another part is done, but not the last.
         """
 
+    @_builtins.property
+    def compiling(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Handles that have arrived since the last frame and wait for their grammar to be compiled:
+        they are accepted, or refused, later, and no load counts them before.
+        """
+
     def __init__(
         self,
         *,
@@ -298,10 +305,11 @@ class StepFrame(_message.Message):
         started: _abc.Iterable[Global___Started] | None = ...,
         moved: _abc.Iterable[_builtins.int] | None = ...,
         prefilled: _abc.Iterable[Global___Prefilled] | None = ...,
+        compiling: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "counts", b"counts", "epoch", b"epoch", "finished", b"finished", "handles", b"handles", "load", b"load", "logprobs", b"logprobs", "moved", b"moved", "prefilled", b"prefilled", "rejected", b"rejected", "started", b"started", "step", b"step", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "compiling", b"compiling", "counts", b"counts", "epoch", b"epoch", "finished", b"finished", "handles", b"handles", "load", b"load", "logprobs", b"logprobs", "moved", b"moved", "prefilled", b"prefilled", "rejected", b"rejected", "started", b"started", "step", b"step", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

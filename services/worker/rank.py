@@ -84,6 +84,10 @@ class RankLoop:
                     logs.change_level(message.log_level)
             received = commands_from_proto(messages)
             commands, refused = self._gate.take(received, time.monotonic())
+            held = [one.handle for one in received.submits if self._gate.holds(one.handle)]
+            if held:
+                self._merger.add_compiling(held)
+                self._has_news = True
             made = self._scheduler.step(commands, time.monotonic())
             self._steps.add(made.steps, time.monotonic())
             for output in (refused, made):

@@ -149,6 +149,10 @@ class StepMerger:
         self._flushed_pages += output.flushed_pages
         self._num_flushes += output.num_flushes
 
+    def add_compiling(self, handles: Iterable[int]) -> None:
+        """Tells that requests have come whose grammar is not there yet."""
+        self._frame.compiling.extend(handles)
+
     def take(self) -> engine_pb2.EngineEvent:
         """The merged news as an event, to which load and counters are added; starts anew."""
         event = engine_pb2.EngineEvent(step=self._frame)

@@ -159,10 +159,11 @@ class HandleMap:
             parts[session].handles.extend(rows.handles)
             parts[session].counts.extend(rows.counts)
             parts[session].token_ids.extend(rows.token_ids)
-        for handle in frame.accepted:
-            owner = self._owners[handle]
-            if owner is not None and owner in parts:
-                parts[owner].accepted.append(owner.names[handle])
+        for group in ("compiling", "accepted"):
+            for handle in getattr(frame, group):
+                owner = self._owners[handle]
+                if owner is not None and owner in parts:
+                    getattr(parts[owner], group).append(owner.names[handle])
         for group in ("rejected", "started", "prefilled", "finished", "logprobs"):
             for item in getattr(frame, group):
                 owner = self._owners[item.handle]
@@ -210,6 +211,7 @@ def _has_news(frame: worker_pb2.StepFrame) -> bool:
     """A frame that a client waits for; most are."""
     return bool(
         frame.handles
+        or frame.compiling
         or frame.accepted
         or frame.rejected
         or frame.started
@@ -221,7 +223,7 @@ def _has_news(frame: worker_pb2.StepFrame) -> bool:
 
 def _rename(frame: worker_pb2.StepFrame, names: Mapping[int, int]) -> None:
     """Puts the client's handles in place of the engine's, in every part of a frame."""
-    for handles in (frame.handles, frame.accepted):
+    for handles in (frame.handles, frame.compiling, frame.accepted):
         if handles:
             handles[:] = [names[handle] for handle in handles[:]]  # a copied list iterates faster
     groups = (frame.rejected, frame.started, frame.prefilled, frame.finished, frame.logprobs)

@@ -188,6 +188,24 @@ async def test_logprobs_and_refusals_come_under_the_clients_names(num_sessions: 
     assert step.rejected[0].handle == 41
 
 
+@pytest.mark.parametrize("num_sessions", [1, 2])
+async def test_that_a_request_waits_for_its_grammar_is_told_to_whose_it_is(
+    num_sessions: int,
+) -> None:
+    bench = Bench()
+    session, *others = [bench.open() for _ in range(num_sessions)]
+    for name in (40, 41):
+        bench.submit(session, name, 9)
+    bench.obey()
+    frame = worker_pb2.StepFrame(epoch=3, step=1, compiling=[*bench.live])
+    frame.load.num_running = 7
+    bench.deliver(frame)
+    step = take(session)
+    assert (list(step.compiling), list(step.accepted)) == ([40, 41], [])
+    assert step.load.num_running == 7
+    assert not any(other.outbox.pending.HasField("step") for other in others)
+
+
 async def test_rows_after_an_abort_are_dropped_and_it_ends_as_aborted() -> None:
     bench = Bench()
     session = bench.open()

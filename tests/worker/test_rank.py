@@ -53,6 +53,7 @@ class RankProcess:
         self.finished: dict[int, worker_pb2.Finished] = {}
         self.rejected: dict[int, worker_pb2.Rejected] = {}
         self.accepted: list[int] = []
+        self.compiling: list[int] = []  # of those not accepted yet
         self.info = worker_pb2.WorkerInfo()
 
     def send(self, command: engine_pb2.EngineCommand) -> None:
@@ -92,6 +93,7 @@ class RankProcess:
             self.tokens.setdefault(handle, []).extend(event.step.token_ids[start : start + count])
             start += count
         assert start == len(event.step.token_ids)
+        self.compiling += set(event.step.compiling).difference(self.accepted)
         self.accepted += event.step.accepted
         self.finished.update((row.handle, row) for row in event.step.finished)
         self.rejected.update((row.handle, row) for row in event.step.rejected)
@@ -305,7 +307,9 @@ def test_follows_grammars_and_refuses_bad_ones(rank: RankProcess) -> None:
     rank.submit(9, [7], 3)
     rank.read_until_ended(9)
     assert rank.tokens[9] == fake_tokens([7], 3, ALLOWED), "it waits for no grammar"
+    assert not set(grammars).intersection(rank.accepted)
     rank.read_until_ended(*grammars)
+    assert sorted(rank.compiling) == list(grammars)
     texts = {handle: bytes(ids[:-1]).decode() for handle, ids in rank.tokens.items()}
     assert re.fullmatch("[a-f]{30}", texts[1])
     assert texts[3] in ("yes", "no")

@@ -18,6 +18,7 @@ from services.common import rpc, wire
 from services.common.errors import InternalError, PeerLost, ShoalError, Unavailable
 from services.gateway.domain import TokenLogprobs
 from services.gateway.peers.breaker import Breaker, State
+from services.gateway.peers.load import WorkerLoad
 from services.gateway.peers.session import Peer, SessionTimes
 from services.gateway.peers.speed import Speed
 from services.gateway.peers.steps import Finished, TokenSink, finished_of, rows_of, token_logprobs
@@ -27,8 +28,6 @@ Request = worker_pb2.WorkerSessionRequest
 Response = worker_pb2.WorkerSessionResponse
 
 log = logging.getLogger(__name__)
-
-_WAITING_SHARE = 8  # a few are this part of `max_running_requests`
 
 
 class Submission:
@@ -60,7 +59,6 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
         self.info: worker_pb2.WorkerInfo | None = None
         self.model = ""
         self.fingerprint = ""
-        self.reported = worker_pb2.Load()
         self.breaker = Breaker()
         self.on_load: Callable[[WorkerPeer], None] = lambda peer: None  # after a load was told
         self.on_breaker_open: Callable[[], None] = lambda: None
@@ -68,8 +66,7 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
         self.speed = Speed()
         self._watched = False  # this session was asked for the engine's steps
         self._index = index
-        self._num_reported = 0  # running or waiting, as reported
-        self._unreported: set[int] = set()  # handles that the reported load cannot know of
+        self._load = WorkerLoad()
         self._unproven: set[int] = set()  # handles without a token yet
         self._clock = asyncio.get_running_loop().time
 
@@ -93,31 +90,25 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
     @property
     def load(self) -> int:
         """Requests there: as reported, and what this gateway sent since or knows better."""
-        return max(self._num_reported + len(self._unreported), len(self._handlers))
+        return self._load.total(len(self._handlers))
 
     @property
     def room(self) -> int:
-        """Requests it can take before they would only wait there.
-
-        Where requests wait already, pages are what it lacks, whatever `max_running_requests`
-        says. A few may always wait, so that the engine never lacks work for a round trip,
-        and each gateway may always have so few there, so that none is kept out by another.
-        """
+        """Requests it can take before they would only wait there."""
         max_running = self.info.max_running_requests if self.info else 0
-        if not max_running:
-            return 1  # it does not say
-        few = max(1, max_running // _WAITING_SHARE)
-        load = self.reported
-        free = 0 if load.num_waiting else max_running - load.num_running
-        taken = load.num_waiting + len(self._unreported)
-        return max(free + few - taken, few - len(self._handlers))
+        return self._load.room(max_running, len(self._handlers))
+
+    @property
+    def reported(self) -> worker_pb2.Load:
+        """What it last told of its load."""
+        return self._load.reported
 
     def submit(self, submit: worker_pb2.Submit, sink: TokenSink) -> Submission:
         """Sends a request; its handle is filled in. Raises PeerLost without a session."""
         submit.handle = self._add(sink)
         self.outbox.pending.submits.append(submit)
         self.outbox.notify()
-        self._unreported.add(submit.handle)
+        self._load.send(submit.handle)
         self._unproven.add(submit.handle)
         if not self.breaker.closed:
             self.breaker.sending(self._clock())
@@ -171,8 +162,10 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
             raise self._lost("restarted its engine")
         if step.HasField("load"):
             self._take_load(step.load)
+        if step.compiling:
+            self._load.compile(step.compiling)
         for handle in step.accepted:
-            self._unreported.discard(handle)  # the load beside it counts it
+            self._load.drop(handle)  # what was reported beside it counts it
             if sink := self._handlers.get(handle):
                 sink.on_accepted()
         for started in step.started:
@@ -191,9 +184,8 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
             self.on_load(self)
 
     def _take_load(self, load: worker_pb2.Load) -> None:
-        self.reported = load
+        self._load.report(load)
         self.speed.observe(self._last_heard, load)
-        self._num_reported = load.num_running + load.num_waiting
         if load.has_digest:
             self._index.report(self.address, load.prefix_digest)
 
@@ -270,7 +262,7 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
 
     def _free(self, handle: int) -> TokenSink | None:
         self._unproven.discard(handle)
-        self._unreported.discard(handle)
+        self._load.drop(handle)
         return super()._free(handle)
 
     def _take_logprobs(self, step: worker_pb2.StepFrame) -> dict[int, list[TokenLogprobs]]:
@@ -291,7 +283,7 @@ class WorkerPeer(Peer[Request, Response, TokenSink]):
         if self._unproven and not self._draining:
             self._fail()  # once, however many it took with it
         self._unproven.clear()
-        self._unreported.clear()
+        self._load.lose_session()
         self._watched = False
 
     def _on_released(self) -> None:

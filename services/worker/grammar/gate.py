@@ -48,6 +48,10 @@ class GrammarGate:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
+    def holds(self, handle: int) -> bool:
+        """Whether a request waits here."""
+        return handle in self._waiting
+
     @property
     def stats(self) -> GrammarStats:
         return self._cache.stats

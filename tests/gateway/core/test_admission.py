@@ -22,7 +22,7 @@ from services.gateway import admission as admission_module
 from services.gateway.admission import Admission
 from services.gateway.config import GatewayConfig, parse_weights
 from services.gateway.core import Core
-from services.gateway.domain import GenerationRequest
+from services.gateway.domain import GenerationRequest, Grammar
 from tests.gateway.core.conftest import collect, request
 from tests.gateway.core.fakes import Activity, FakeDetokenizer, FakeTokenizer, serving
 from tests.worker.agent_client import agent
@@ -32,7 +32,11 @@ RUNNING = 8  # requests that a worker runs at once; one more may wait there
 
 @asynccontextmanager
 async def full_fleet(
-    directory: Path, *, workers: int = 1, step_ms: float = 2.0, **options: Any
+    directory: Path,
+    *worker_flags: str,
+    workers: int = 1,
+    step_ms: float = 2.0,
+    **options: Any,
 ) -> AsyncIterator[tuple[Core, CollectorRegistry]]:
     """A core in front of real workers."""
     activity = Activity()
@@ -46,6 +50,7 @@ async def full_fleet(
             flags = (
                 *("--model=byte", f"--fake-step-ms={step_ms}"),
                 *(f"--max-running-requests={RUNNING}", "--served-model-name=fake"),
+                *worker_flags,
             )
             await stack.enter_async_context(agent(home, *flags, settings={}))
             addresses.append(f"unix:{home}/worker.sock")
@@ -160,6 +165,42 @@ async def test_a_full_queue_refuses_at_once_and_recovers_wholly(tmp_path: Path) 
                 await finish(core, of("a", number, max_tokens=2), order)
         assert gauge(registry, "shoal_gateway_requests_queued") == 0
         assert core.num_requests == 0
+
+
+@pytest.mark.integration
+async def test_grammars_that_take_long_keep_nobody_out_of_an_idle_engine(tmp_path: Path) -> None:
+    async with full_fleet(tmp_path, "--grammar-timeout=20") as (core, registry):
+        order: list[str] = []
+        (worker,) = core.fleet.workers.ready
+        submit, full = worker.submit, asyncio.Event()
+
+        def watched(*request: Any) -> Any:
+            submission = submit(*request)
+            if worker.load > RUNNING:
+                full.set()
+            return submission
+
+        worker.submit = watched  # type: ignore[method-assign,assignment]
+        slow = [
+            asyncio.create_task(finish(core, of("a", n, grammar=_takes_seconds(n)), order))
+            for n in range(4 * RUNNING)
+        ]
+        async with asyncio.timeout(60):
+            await full.wait()
+            for number in range(2 * RUNNING):
+                await finish(core, of("b", number), order)
+        assert order == ["b"] * 2 * RUNNING
+        assert not any(task.done() for task in slow)
+        assert gauge(registry, "shoal_gateway_requests_queued") == 0
+        for task in slow:
+            task.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+        assert gauge(registry, "shoal_gateway_handles", peer="worker") == 0
+
+
+def _takes_seconds(number: int) -> Grammar:
+    """One to be compiled by itself, until memory or time ends it."""
+    return Grammar("regex", "a?" * 30_000 + "b" * number, "regex")
 
 
 @pytest.mark.integration

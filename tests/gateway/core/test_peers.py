@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import grpc
@@ -24,6 +25,7 @@ from services.common.errors import (
 from services.gateway.domain import ChatPrompt, Message, TextPrompt
 from services.gateway.peers import breaker as breaker_module
 from services.gateway.peers import catalog
+from services.gateway.peers import load as load_module
 from services.gateway.peers.pool import PeerPool
 from services.gateway.peers.session import SessionTimes, error_from_rpc
 from services.gateway.peers.worker import Request, Response, WorkerPeer
@@ -326,6 +328,41 @@ async def test_a_load_told_before_a_request_arrived_leaves_no_room_for_another()
     submit, sink = worker_pb2.Submit(), Mock()
     peer.submit(submit, sink).abort()
     assert (peer.room, peer.load) == (3, 0)
+
+
+async def test_those_that_wait_for_a_grammar_leave_room_until_they_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(load_module, "_MAX_COMPILING", 4)
+    peer = WorkerPeer("a:1", SessionTimes(), lambda: None, PrefixIndex())
+    peer._on_frame(Response(info=worker_pb2.WorkerInfo(epoch=1, max_running_requests=2)))
+
+    def submit() -> int:
+        message = worker_pb2.Submit()
+        peer.submit(message, Mock())
+        return message.handle
+
+    def hear(**fields: Any) -> None:
+        step = worker_pb2.StepFrame(epoch=1, load=worker_pb2.Load(), **fields)
+        peer._on_frame(Response(step=step))
+
+    first = [submit() for _ in range(3)]
+    assert (peer.room, peer.load) == (0, 3)
+    hear(compiling=[*first, 99])  # 99 was given up meanwhile
+    assert (peer.room, peer.load) == (3, 3)
+    more = [submit() for _ in range(3)]
+    hear(compiling=more)
+    assert (peer.room, peer.load) == (1, 6)  # two more than may wait so
+    running = worker_pb2.Load(num_running=1)
+    step = worker_pb2.StepFrame(epoch=1, load=running, accepted=first[:1])
+    peer._on_frame(Response(step=step))
+    assert (peer.room, peer.load) == (1, 6)
+    refused = [worker_pb2.Rejected(handle=handle) for handle in more]
+    hear(compiling=more[:1], rejected=refused, accepted=first[1:2])  # merged: it came before
+    assert (peer.room, peer.load) == (3, 3)
+    assert peer._load._compiling == {first[2]}
+    peer._lose(PeerLost("gone"))
+    assert peer.load == 0
 
 
 async def test_a_probe_that_fails_tells_when_the_next_may_go(
