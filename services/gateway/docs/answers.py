@@ -233,11 +233,14 @@ class SGLangMeta(Struct):
 
 
 class SGLangText(Struct):
-    """An answer of /generate in SGLang's shape, whole or one event of it: the text so far."""
+    """An answer of /generate in SGLang's shape, or one event of it: the text so far.
+
+    Of the events, the last alone has the ids.
+    """
 
     text: str
-    output_ids: list[int]
     meta_info: SGLangMeta
+    output_ids: list[int] | UnsetType = UNSET
 
 
 class ServerInfo(Struct):

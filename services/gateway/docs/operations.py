@@ -90,7 +90,7 @@ OPERATIONS = (
         answers.SGLangText,
         "With `prompt` it streams unless `stream` is false, and each event is a piece of the text."
         " With `text` or `input_ids` it streams if `stream` is true, each event is an object with"
-        " the text so far, and `data: [DONE]` ends the stream.",
+        " the text so far, the last one the ids too, and `data: [DONE]` ends the stream.",
     ),
     Operation("get", "/v1/models", "List the models", "model", answer=answers.ModelListObject),
     Operation("get", "/v1/models/{id}", "Show a model", "model", answer=answers.ModelObject),

@@ -91,6 +91,8 @@ async def test_answers_keep_to_their_schemas(
     for event in typed_events(await client.post(RESPONSES, json={**body, "stream": True})):
         if "response" in event:
             check(event["response"], "ResponseObject")
+    for event in events(await client.post("/generate", json={"text": "hi", "stream": True})):
+        check(event, "SGLangText")
     for path, sent, name in (
         ("/generate", {"prompt": "hi", "stream": False}, "GeneratedText"),
         ("/generate", {"text": "hi", "return_logprob": True}, "SGLangText"),
