@@ -83,6 +83,16 @@ class GuardedConnection(HttpToolsProtocol):
         self._stop_timer()
         self._tell_gone()
         super().connection_lost(exc)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Parts from the cycles, whose transports lead back here: else all of them would stay
+        until the collector of garbage in cycles finds them."""
+        for link in self._unanswered:
+            link.leave(self.transport)
+        self._unanswered = []
+        if self.cycle is not None:
+            self.cycle.transport = self.transport
 
     def data_received(self, data: bytes) -> None:
         if self._refused:

@@ -81,6 +81,12 @@ class Link:
         cycle."""
         self._cycle.scope.pop("extensions", None)
 
+    def leave(self, transport: asyncio.Transport) -> None:
+        """The connection has ended: nothing waits to be sent, and `transport`, which is closed,
+        is all that is left of it."""
+        self.release_head()
+        self._cycle.transport = transport
+
     def tell_gone(self) -> None:
         """The client has left."""
         self._cycle.disconnected = True

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -11,7 +13,7 @@ import httpx
 import pytest
 
 from services.gateway import link
-from services.gateway.connection import ConnectionLimits
+from services.gateway.connection import ConnectionLimits, GuardedConnection
 from services.gateway.domain import Chunk
 from tests.gateway.rest.fake import FakeGateway, words
 from tests.gateway.rest.helpers import CHAT, chat_body
@@ -297,6 +299,41 @@ async def test_connections_have_a_limit(address: Address) -> None:
         await asyncio.gather(*(w.wait_closed() for _, w in others), return_exceptions=True)
         first[1].write(REQUEST)
         assert b" 200 " in await first[0].readline()
+
+
+@pytest.mark.parametrize("end", ["kept alive", "in an answer", "with its head held"])
+async def test_a_closed_connection_leaves_no_garbage_in_cycles(
+    address: Address, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    connections: list[weakref.ref[GuardedConnection]] = []
+    made, freed = GuardedConnection.connection_made, asyncio.Event()
+
+    def connection_made(self: GuardedConnection, transport: asyncio.Transport) -> None:
+        connections.append(weakref.ref(self, lambda _: freed.set()))
+        made(self, transport)
+
+    monkeypatch.setattr(GuardedConnection, "connection_made", connection_made)
+    if end == "with its head held":
+        monkeypatch.setattr(link, "_HEAD_SECONDS", 600.0)
+        gateway.script = lambda request: [asyncio.Event()]
+    elif end == "in an answer":
+        gateway.script = lambda request: [Chunk(0, "begun", [1]), asyncio.Event()]
+    body = json.dumps(chat_body(stream=end != "kept alive")).encode()
+    gc.disable()
+    try:
+        async with asyncio.timeout(20):
+            async with connected(address) as (reader, writer):
+                writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+                if end == "kept alive":
+                    await reader.readuntil(b"}]")
+                elif end == "in an answer":
+                    await reader.readuntil(b"begun")
+                else:
+                    await gateway.starting.wait()
+                    await gateway.generations[0].reached.wait()
+            await freed.wait()  # once its task and the transport have let go of it
+    finally:
+        gc.enable()
 
 
 async def test_a_request_after_a_rest_is_served(address: Address) -> None:
