@@ -50,9 +50,8 @@ def main(argv: Sequence[str]) -> NoReturn:
             await asyncio.gather(loading, return_exceptions=True)
             return
         await loading
-        page = f", page at {fleet.url.removesuffix('v1')}" if config.web == "on" else ""
-        print(f"Shoal is ready: {fleet.url} (model {fleet.model}){page}", flush=True)
         try:
+            _announce(fleet, page=config.web == "on")
             await fleet.run_until(stop)
             display.line(
                 f"shoal: stopping: open requests may finish within {config.drain_timeout:g} s;"
@@ -62,6 +61,15 @@ def main(argv: Sequence[str]) -> NoReturn:
             await fleet.stop()
 
     process.run(serve, abandon=last_rites.close)
+
+
+def _announce(fleet: LocalFleet, *, page: bool) -> None:
+    """Tells on stdout where the fleet is, as far as somebody can hear it."""
+    where = f", page at {fleet.url.removesuffix('v1')}" if page else ""
+    try:
+        print(f"Shoal is ready: {fleet.url} (model {fleet.model}){where}", flush=True)
+    except OSError as error:
+        log.warning("stdout cannot be written", extra={"url": fleet.url, "reason": str(error)})
 
 
 if __name__ == "__main__":

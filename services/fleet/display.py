@@ -1,12 +1,14 @@
 """What a person sees while a fleet loads: a live table on a terminal, plain lines elsewhere.
 
-Everything goes to stderr; stdout is for the one line with the URL.
+Everything goes to stderr; stdout is for the one line with the URL. What cannot be written, as on
+a full disk or once nobody reads any more, is left out: a log is no reason to end a fleet.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol, TextIO
 
 from rich.console import Console
@@ -55,7 +57,7 @@ class SilentDisplay:
         """Nothing to show."""
 
     def line(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        _write(text, sys.stderr)
 
     def close(self) -> None:
         """Nothing to close."""
@@ -80,7 +82,7 @@ class PlainDisplay:
             self.line(f"shoal: {service.spec.name}: {describe(service)}")
 
     def line(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        _write(text, self._stream)
 
     def close(self) -> None:
         self._open = False
@@ -92,17 +94,21 @@ class TerminalDisplay:
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
         self._live = Live(Table(), console=self._console, refresh_per_second=8, transient=True)
-        self._live.start()
+        with suppress(OSError):
+            self._live.start()
 
     def update(self, services: Sequence[Service]) -> None:
         if self._live.is_started:
-            self._live.update(self._table(services))
+            with suppress(OSError):
+                self._live.update(self._table(services))
 
     def line(self, text: str) -> None:
-        self._console.print(Text(text), soft_wrap=True)
+        with suppress(OSError):
+            self._console.print(Text(text), soft_wrap=True)
 
     def close(self) -> None:
-        self._live.stop()
+        with suppress(OSError):
+            self._live.stop()
 
     def _table(self, services: Sequence[Service]) -> Table:
         table = Table.grid(padding=(0, 2))
@@ -121,3 +127,8 @@ def describe(service: Service) -> str:
     if service.state is State.LOADING and service.progress.phase:
         return service.progress.phase
     return service.state.value
+
+
+def _write(text: str, stream: TextIO) -> None:
+    with suppress(OSError):
+        print(text, file=stream, flush=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from services.common.errors import StartupError
 from services.common.listening import require_all_free
 from services.common.process import child_environment
 from services.fleet.config import FleetConfig
@@ -118,6 +119,7 @@ class LocalFleet:
         require_all_free((f"{self.config.host}:{port}", flag) for port, flag in ports if port > 0)
         self._run_dir = RunDir.open(self.config.run_dir)
         try:
+            self._begin_table()
             self._share_ports()
             specs = self._plan(self.config, self._run_dir.path)
             environment = service_environment(child_environment())
@@ -273,9 +275,24 @@ class LocalFleet:
         self._display.update(self._services)
         if self.processes != self._written and self._run_dir is not None:
             self._written = self.processes
-            self._run_dir.write_table(self.url, self.model, self._written)
+            self._write_table(self._run_dir)
             if self._notifier is None or self._notifier.done():
                 self._notifier = asyncio.create_task(self._notify())
+
+    def _begin_table(self) -> None:
+        """Raises StartupError if there is no room for a table, as long as nobody is served."""
+        assert self._run_dir is not None
+        try:
+            self._run_dir.write_table(self.url, "", [])
+        except OSError as error:
+            raise StartupError(f"cannot write to {self._run_dir.path}: {error.strerror}") from error
+
+    def _write_table(self, run_dir: RunDir) -> None:
+        """Without it others do not find the fleet; who has found it is served all the same."""
+        try:
+            run_dir.write_table(self.url, self.model, self._written)
+        except OSError as error:
+            log.error("the fleet's table is not up to date", extra={"reason": str(error)})
 
     async def _notify(self) -> None:
         async with self._changed:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from protos import engine_pb2
+from services.common.errors import StartupError
 from services.common.process import child_environment
 from services.common.run_directory import RunDirectory
 from services.worker.command_queue import PIECE_BYTES, CommandQueue
@@ -106,12 +107,12 @@ class Ranks:
         """Starts the processes and returns.
 
         `on_event` is called for each event of rank 0, `on_responsive` when `responsive`
-        has changed while the engine is not lost.
+        has changed while the engine is not lost. Raises StartupError if they have no room.
         """
         self._on_event, self._on_responsive = on_event, on_responsive
         loop = asyncio.get_running_loop()
         self._heard_at = loop.time()
-        self._directory = RunDirectory.beside(self._config.address, _RUN_PREFIX)
+        self._directory = self._make_directory()
         path = str(self._directory.path / _SOCKET)
         self._server = await asyncio.start_unix_server(self._read, path)
         environment = child_environment() | {
@@ -131,6 +132,12 @@ class Ranks:
         ]
         if self._config.node_rank == 0:  # rank 0 is here, and gives signs of life
             self._tasks.append(asyncio.create_task(self._watch_silence()))
+
+    def _make_directory(self) -> RunDirectory:
+        try:
+            return RunDirectory.beside(self._config.address, _RUN_PREFIX)
+        except OSError as error:
+            raise StartupError(f"cannot make a directory for the ranks: {error}") from error
 
     def send(self, command: engine_pb2.EngineCommand) -> None:
         """Queues a command for rank 0; dropped if it is gone, which `lost` tells.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import sys
 from collections.abc import AsyncIterator
 
 import pytest
 from rich.console import Console
 
-from services.fleet.display import PlainDisplay, TerminalDisplay
+from services.fleet.display import PlainDisplay, SilentDisplay, TerminalDisplay
 from services.fleet.plan import ServiceSpec
 from services.fleet.service import Progress, Service, State
 
@@ -58,3 +60,21 @@ def test_the_terminal_shows_a_bar_and_passes_lines_unchanged(worker: Service) ->
     assert "loading weights" in shown
     assert "━" in shown
     assert "[brackets] stay " + "x" * 100 in shown
+
+
+class Unwritable(io.StringIO):
+    """A log whose disk is full, or whose reader has gone."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_what_cannot_be_written_is_left_out(
+    worker: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", Unwritable())
+    terminal = Console(file=Unwritable(), force_terminal=True, width=80)
+    for display in (PlainDisplay(Unwritable()), TerminalDisplay(terminal), SilentDisplay()):
+        display.update([worker])
+        display.line("a log line")
+        display.close()

@@ -100,6 +100,32 @@ async def test_every_service_comes_back_after_sigkill(
         assert {entry["name"]: entry["pid"] for entry in table["processes"]} == _pids(fleet)
 
 
+async def test_a_table_that_cannot_be_written_ends_no_service(
+    config: FleetConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with LocalFleet(config, plan=scripted.plan) as fleet:
+        (fleet.run_dir / "fleet.json.new").mkdir()  # as on a full disk, nothing can be written
+        pids = _pids(fleet)
+        assert pids["worker-0"] is not None
+        os.kill(pids["worker-0"], signal.SIGKILL)
+        async with asyncio.timeout(20):
+            await fleet.replaced("worker-0", pids["worker-0"])
+        assert "the fleet's table is not up to date" in caplog.text
+        assert {**_pids(fleet), "worker-0": 0} == {**pids, "worker-0": 0}
+        (fleet.run_dir / "fleet.json.new").rmdir()
+
+
+async def test_no_room_for_a_table_is_told_before_a_service_starts(
+    config: FleetConfig, children: set[int]
+) -> None:
+    table = Path(config.run_dir) / "fleet.json.new"
+    table.mkdir()
+    with pytest.raises(StartupError, match=rf"^cannot write to {config.run_dir}: Is a directory$"):
+        await LocalFleet(config, plan=scripted.plan).start()
+    assert _children() == children
+    table.rmdir()
+
+
 async def test_a_mistake_at_start_ends_the_fleet_with_its_sentence(
     config: FleetConfig, children: set[int]
 ) -> None:

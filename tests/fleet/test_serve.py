@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -11,12 +12,14 @@ import subprocess
 import sys
 import tempfile
 import threading
+from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
 from tests.integration.served import ServedFleet
+from tests.programs import Program
 
 pytestmark = pytest.mark.integration
 
@@ -102,3 +105,21 @@ def test_a_port_in_use_is_one_sentence() -> None:
     assert result.stderr == (
         f"shoal: port {port} on 127.0.0.1 is in use; choose another with --port\n"
     )
+
+
+@pytest.mark.parametrize("streams", ["<&- >&-", ">/dev/full"], ids=["closed", "full"])
+def test_a_fleet_serves_without_standard_streams(streams: str) -> None:
+    run_dir = tempfile.mkdtemp(prefix="shoal-")
+    serve = [sys.executable, "-m", "services", "serve", "--grpc-port=-1", "--port=0", *FAKE]
+    command = ["sh", "-c", f'exec "$@" {streams}', "sh", *serve, f"--run-dir={run_dir}"]
+    try:
+        with Program(command, {"HF_HUB_OFFLINE": "1"}) as fleet:
+            for service in ("gateway", "tokenizer-0", "detokenizer-0", "worker-0"):
+                fleet.wait_for_line(f"^shoal: {service}: ready$")
+            table = json.loads((Path(run_dir) / "fleet.json").read_text())
+            assert httpx.get(f"{table['url']}/models", timeout=10).status_code == 200
+            fleet.process.send_signal(signal.SIGINT)
+            fleet.process.wait(30)
+        assert os.listdir(run_dir) == ["lock"]
+    finally:
+        shutil.rmtree(run_dir)
