@@ -14,12 +14,14 @@ from typing import NoReturn
 
 from services import __version__
 from services.commands import COMMANDS, GROUPS, Command
+from services.common import standard_streams
 
 _INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Runs a command; exits 2 after one sentence if the command line is wrong, 130 at Ctrl-C."""
+    standard_streams.secure()
     try:
         _main(list(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:  # while it imports: once it runs, a command sees to it itself

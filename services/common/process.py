@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn
 
+from services.common import standard_streams
 from services.common.errors import StartupError
 
 _PR_SET_PDEATHSIG = 1
@@ -68,6 +69,7 @@ def run(
     signal ends the process at once, after `abandon`, which may not wait for anything.
     uvloop is used where it loads.
     """
+    standard_streams.secure()
     die_with_parent()
     _spare_collections()
     try:

@@ -123,6 +123,23 @@ def test_a_startup_error_is_one_sentence_and_status_1(start: Start) -> None:
     assert (process.returncode, err) == (1, "shoal: there is no such model\n")
 
 
+@pytest.mark.parametrize("closed", ["0", "1", "0, 1, 2"])
+def test_closed_standard_streams_are_replaced(start: Start, tmp_path: Path, closed: str) -> None:
+    said = tmp_path / "said"
+    body = f"""
+    import os, subprocess
+    child = await asyncio.create_subprocess_exec("true")
+    with open({str(said)!r}, "w") as file:
+        print(await child.wait(), [os.path.exists(f"/proc/self/fd/{{n}}") for n in range(3)],
+              file=file)
+"""
+    code = SERVICE.format(body=body).replace(
+        "process.run(main)", f"import os; [os.close(n) for n in ({closed},)]; process.run(main)"
+    )
+    assert start(code).wait(20) == 0
+    assert said.read_text() == "0 [True, True, True]\n"
+
+
 _FORKS = """
 import asyncio, collections
 from services.common import process, rpc
