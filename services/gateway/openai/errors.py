@@ -47,7 +47,8 @@ def _not_here(path: str) -> str | None:
     """What a path that leads nowhere was meant for, if that is known."""
     within_v1 = path.startswith("/v1/")
     first = path.removeprefix("/v1/").strip("/").partition("/")[0]
-    if first in _NO_TEXT and "." not in path:  # a picture of some page is no call
+    may_be_call = within_v1 or "." not in path.rpartition("/")[2]  # a picture of some page is none
+    if first in _NO_TEXT and may_be_call:
         return f"This server generates text; it has no {path}."
     if (first in _UNDER_V1 and not within_v1) or path.startswith("/v1/v1/"):
         return f"There is no {path}; the base URL of a client of this API ends in /v1, once."
