@@ -182,8 +182,7 @@ class LocalFleet:
         """Ends every process at once and removes what the fleet made for itself, for a process
         that is about to end without its event loop."""
         self.kill()
-        if self._run_dir is not None:
-            self._run_dir.close()
+        self._leave_run_dir()
 
     async def __aenter__(self) -> LocalFleet:
         await self.start()
@@ -256,8 +255,14 @@ class LocalFleet:
             await self._notifier
         for shared in self._shared_ports:
             shared.close()
+        self._leave_run_dir()
+
+    def _leave_run_dir(self) -> None:
         if self._run_dir is not None:
-            self._run_dir.close()
+            specs = [service.spec for service in self._services]
+            addresses = [a for spec in specs for a in (spec.address, spec.admin_address)]
+            unix = [a.removeprefix("unix:") for a in addresses if a.startswith("unix:")]
+            self._run_dir.close(map(Path, unix))
 
     def _info(self, service: Service) -> ProcessInfo:
         spec = service.spec

@@ -6,8 +6,10 @@ import dataclasses
 import fcntl
 import json
 import os
+import re
+import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
@@ -19,6 +21,9 @@ from services.fleet.plan import Role
 _LONGEST_PARENT = 54  # bytes; leaves room for the names of the sockets
 _PREFIX = "shoal-fleet-"
 _TABLE = "fleet.json"
+_SOCKET = re.compile(
+    r"((worker|tokenizer|detokenizer)-\d+(\.admin)?|gateway(-\d+)?\.admin)\.sock", re.ASCII
+)  # as `plan` names them
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,16 +89,36 @@ class RunDir:
         new.write_text(json.dumps(table, indent=2) + "\n")
         new.replace(self.path / _TABLE)
 
-    def close(self) -> None:
+    def close(self, sockets: Iterable[Path] = ()) -> None:
         """Gives the directory up, and removes it if it was made for this fleet alone; else what
-        the fleet had in it, but for the lock, which another may be about to take."""
+        fleets had in it, but for the lock, which another may be about to take.
+
+        `sockets` are those of this fleet's services, which have ended. Of others, those go that
+        have names which a fleet gives, as one that was killed leaves them, and are nobody's.
+        """
         try:
             if self._temporary is not None:
                 self._temporary.remove()
                 return
-            own = (_TABLE, f"{_TABLE}.new")  # services remove their sockets, but for these
-            for path in (*self.path.glob("*.admin.sock"), *(self.path / name for name in own)):
+            tables = (self.path / _TABLE, self.path / f"{_TABLE}.new")
+            left = (path for path in self.path.glob("*.sock") if _is_left(path))
+            for path in (*tables, *sockets, *left):
                 with suppress(OSError):
                     path.unlink()
         finally:
             self._lock.close()
+
+
+def _is_left(path: Path) -> bool:
+    """A socket with a name that a fleet gives, at which nobody listens."""
+    if not _SOCKET.fullmatch(path.name):
+        return False
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(os.fspath(path))
+        except ConnectionRefusedError:  # also of a file that is no socket
+            return path.is_socket()
+        except OSError:
+            return False
+    return False

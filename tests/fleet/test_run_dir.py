@@ -35,13 +35,26 @@ def test_what_a_killed_fleet_left_goes_with_the_next_start(
 def test_a_fleet_takes_what_is_its_own_out_of_a_directory_that_was_given(tmp_path: Path) -> None:
     directory = RunDir.open(str(tmp_path))
     directory.write_table("http://x", "m", [])
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "worker-0.admin.sock"))
-    with socket.socket(socket.AF_UNIX) as another:
-        another.bind(str(tmp_path / "postgres.sock"))
-    (tmp_path / "notes.txt").touch()
-    directory.close()
-    assert {path.name for path in tmp_path.iterdir()} == {"lock", "notes.txt", "postgres.sock"}
+    left = ("worker-12.sock", "tokenizer-0.sock", "detokenizer-0.admin.sock", "gateway.admin.sock")
+    foreign = ("postgres.sock", "worker.sock", "my-worker-0.sock")
+    for name in (*left, "gateway-1.admin.sock", *foreign):
+        with _listener(tmp_path / name):
+            pass
+    for name in ("notes.txt", "worker-3.sock"):
+        (tmp_path / name).touch()
+    own = tmp_path / "worker-0.sock"
+    # One was killed a moment ago and is not gone yet; the other was started by somebody else.
+    with _listener(own), _listener(tmp_path / "worker-1.sock"):
+        directory.close([own])
+    stays = {"lock", "notes.txt", "worker-1.sock", "worker-3.sock", *foreign}
+    assert {path.name for path in tmp_path.iterdir()} == stays
+
+
+def _listener(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen(1)
+    return listener
 
 
 def test_a_directory_that_went_meanwhile_is_no_fault(tmp_path: Path) -> None:
